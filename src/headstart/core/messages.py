@@ -1,0 +1,267 @@
+"""Every message a scheduler, gateway or launcher sends another process. `wire` frames, bounds and authenticates them.
+
+Structs are tagged with their class names; schedulers speak them directly. Arrays of ids travel as little-endian int32.
+
+Names. A worker process is a `WorkerRef`: its name stays across restarts, its incarnation grows with each. A decode
+worker numbers its tickets; (decode worker, ticket, attempt) names one right to write into a set of its pages.
+"""
+
+from msgspec import Struct
+
+from headstart.core.arrays import EMPTY, Int32Array
+from headstart.core.errors import ErrorCode
+from headstart.core.identity import KVSpec
+from headstart.core.request import ChoiceRef, Request, RequestStats
+
+
+class Message(Struct, frozen=True, tag=True, eq=False):
+    """Base of everything that travels."""
+
+
+class WorkerRef(Struct, frozen=True):
+    name: str
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.name}#{self.incarnation}"
+
+
+# ---- gateway -> decode worker ----------------------------------------------------------------------------------------
+
+
+class Submit(Message, frozen=True):
+    """Serve one choice. Idempotent by `request.ref`. `prefill_ranking` names prefill workers, best first."""
+
+    request: Request
+    prefill_ranking: tuple[str, ...] = ()
+
+
+class Cancel(Message, frozen=True):
+    """Stop a choice in whatever state it is. Answered by its one terminal event, if it had none yet."""
+
+    ref: ChoiceRef
+    reason: ErrorCode = ErrorCode.CANCELLED
+
+
+class Flush(Message, frozen=True):
+    """Drop every unpinned page from the radix cache. Refused while requests are unfinished."""
+
+    flush_id: int
+
+
+class Drain(Message, frozen=True):
+    """Finish what runs, take nothing new, then exit."""
+
+
+# ---- decode worker -> gateway ----------------------------------------------------------------------------------------
+
+
+class Accepted(Message, frozen=True):
+    ref: ChoiceRef
+
+
+class Rejected(Message, frozen=True):
+    """Terminal: the worker never took the choice."""
+
+    ref: ChoiceRef
+    code: ErrorCode
+    message: str
+
+
+class TokenDelta(Struct, frozen=True, eq=False):
+    """Tokens of one choice, the first of which is output `index`."""
+
+    ref: ChoiceRef
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+class Tokens(Message, frozen=True):
+    """All tokens of one step for one gateway."""
+
+    deltas: tuple[TokenDelta, ...]
+
+
+class Finished(Message, frozen=True):
+    """Terminal: the choice is complete; `num_tokens` outputs were sent."""
+
+    ref: ChoiceRef
+    finish_reason: str
+    num_tokens: int
+    stats: RequestStats
+    stop_token_id: int | None = None
+
+
+class Failed(Message, frozen=True):
+    """Terminal: the choice ended without completing."""
+
+    ref: ChoiceRef
+    code: ErrorCode
+    message: str
+
+
+class Flushed(Message, frozen=True):
+    flush_id: int
+    ok: bool
+    num_pages: int = 0
+
+
+# ---- decode worker <-> prefill worker --------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """A decode worker introduces itself: what its KV looks like and how to write into its pool."""
+
+    worker: WorkerRef
+    kv_spec: KVSpec
+    descriptor: bytes
+
+
+class Welcome(Message, frozen=True):
+    """The specs agree. `credit_tokens` bounds the prompt tokens of this pair's open calls; a prompt of more than
+    `capacity_tokens` can never be prefilled here."""
+
+    worker: WorkerRef
+    capacity_tokens: int
+    credit_tokens: int
+    descriptor: bytes
+
+
+class Refused(Message, frozen=True):
+    """The specs differ; `message` names both values. Both processes live on."""
+
+    worker: WorkerRef
+    message: str
+
+
+class TicketRef(Struct, frozen=True):
+    ticket: int
+    attempt: int
+
+
+class Prefill(Message, frozen=True):
+    """Compute KV of `tokens[start:end)` and write its pages, in order, to `dst_pages` of the caller's pool.
+
+    `start` is page-aligned: the caller holds everything before it. `end` is prompt_len - 1. `dst_pages[k]` receives
+    positions [start + k * page_size, ...). `remaining_s` is the request's time left when the message was sent.
+    """
+
+    ref: TicketRef
+    tokens: Int32Array
+    start: int
+    dst_pages: Int32Array
+    namespace: bytes
+    remaining_s: float
+    cacheable: bool = True
+    src_pages: Int32Array = EMPTY  # reserved: the caller's pages of the prefix, for borrowed prefixes
+
+
+class CancelTicket(Message, frozen=True):
+    """Stop writing. Repeated until answered; always answered, also for a ticket never seen."""
+
+    ref: TicketRef
+
+
+class PrefillDone(Message, frozen=True):
+    """Every chunk was posted and its handle has ended."""
+
+    ref: TicketRef
+    prefix_len: int  # tokens of the prompt found in the prefill worker's own cache
+    num_computed: int
+
+
+class PrefillFailed(Message, frozen=True):
+    """The writer's word that no write of this ticket is or will be in flight, and that it is not complete."""
+
+    ref: TicketRef
+    code: ErrorCode
+    message: str
+
+
+class TicketClosed(Message, frozen=True):
+    """Answer to CancelTicket: no write of this ticket is or will be in flight."""
+
+    ref: TicketRef
+
+
+class ChunkNotice(Message, frozen=True):
+    """Arrives with the data, over the transport: pages [first, first + count) of the ticket's `dst_pages` are written."""
+
+    writer: WorkerRef
+    ref: TicketRef
+    first: int
+    count: int
+
+
+# ---- membership: gateway, launcher and workers -----------------------------------------------------------------------
+
+
+class Join(Message, frozen=True):
+    """A worker is ready. `peer_address` is where decode workers reach a prefill worker; empty for decode workers."""
+
+    worker: WorkerRef
+    role: str  # "prefill" or "decode"
+    kv_spec: KVSpec
+    peer_address: str
+    capacity_tokens: int
+    model: str = ""
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent by a thread of its own. `loop_age_s`: seconds since the worker's loop last came round."""
+
+    worker: WorkerRef
+    loop_age_s: float
+    load: "WorkerLoad"
+
+
+class WorkerLoad(Struct, frozen=True):
+    num_running: int = 0
+    num_waiting: int = 0
+    queued_tokens: int = 0
+    inflight_pages: int = 0
+    private_pages: int = 0
+    pinned_pages: int = 0
+    cached_pages: int = 0
+    free_pages: int = 0
+    counters: dict[str, float] = {}  # monotonic totals: tokens, hits, bytes moved and saved, retractions, ...
+
+
+class Leave(Message, frozen=True):
+    """A worker drained and is about to exit."""
+
+    worker: WorkerRef
+
+
+class PeerState(Struct, frozen=True):
+    worker: WorkerRef
+    address: str
+    state: str  # "alive", "suspect" (no new work) or "dead" (fail its requests over)
+
+
+class Membership(Message, frozen=True):
+    """Gateway -> decode workers: every prefill worker it knows."""
+
+    prefill: tuple[PeerState, ...]
+
+
+class WorkerExited(Message, frozen=True):
+    """Launcher -> gateway -> workers: proof that this process has ended. Nothing it posted can land any more."""
+
+    worker: WorkerRef
+    exit_status: int
+
+
+class LauncherHello(Message, frozen=True):
+    """Launcher -> gateway: I started these workers, will report their exits and can kill them."""
+
+    workers: tuple[str, ...]
+
+
+class KillRequest(Message, frozen=True):
+    """Decode worker -> gateway -> launcher: this peer holds tickets past their deadline and does not answer."""
+
+    worker: WorkerRef
+    reason: str

@@ -1,0 +1,1 @@
+"""Page ledger, radix tree and prefix cache: who owns each page, and which tokens it holds."""

@@ -1,0 +1,1 @@
+"""Decode and prefill schedulers: pure, torch-free state machines over kv and the transfer contract."""

@@ -1,0 +1,26 @@
+"""What bounds a scheduler, resolved from the configuration: plain numbers, no "auto"."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimits:
+    """Limits of one decode worker."""
+
+    max_running_requests: int  # rows of one step that decode
+    max_queued_requests: int  # waiting beyond this is answered BUSY
+    context_len: int  # longest prompt + output of one request, tokens
+    chunked_prefill_size: int  # tokens a step spends on prompts computed here for want of a prefill worker
+    local_prefill_tokens: int  # tokens a step spends on short deltas; 0: never
+    num_reserved_decode_tokens: int  # growth reserved for each admitted request, tokens, page-rounded
+    kill_after_s: float = 5.0  # Cancel unanswered this long, and too many overdue pages: ask for the peer's end
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """Limits of one prefill worker."""
+
+    max_running_requests: int  # prompts in progress
+    chunked_prefill_size: int  # tokens of one step over all prompts
+    credit_tokens: int  # prompt tokens one decode worker may have open here
+    capacity_tokens: int  # longest prompt that fits the pool

@@ -1,0 +1,73 @@
+"""What schedulers need of a transfer backend: whole pages, posted without blocking, noticed by the target.
+
+Life of a write: posted -> ended (Completed or WriteFailed), exactly once. A notice reaches the target only after all
+bytes of its write did; notices and completions of different writes come in any order. Backends translate vendor
+exceptions into these events and TransferError, and never free, reuse or look inside pages.
+"""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from headstart.core.arrays import Int32Array
+from headstart.core.errors import HeadstartError
+
+
+class TransferError(HeadstartError):
+    """A call that could not be carried out; nothing of it is in flight."""
+
+
+class Completed(Struct, frozen=True):
+    """The write behind `handle` has ended; its source pages may be reused."""
+
+    handle: int
+
+
+class WriteFailed(Struct, frozen=True):
+    """The write behind `handle` has ended without completing; some of its bytes may have landed."""
+
+    handle: int
+    reason: str
+
+
+class Notice(Struct, frozen=True):
+    """`payload` of a completed write into our pool."""
+
+    payload: bytes
+
+
+class PeerLost(Struct, frozen=True):
+    """The transport to `peer` is closed. Its requests may fail over; its pages wait for proof of its end."""
+
+    peer: str
+
+
+TransferEvent = Completed | WriteFailed | Notice | PeerLost
+
+
+class Transport(Protocol):
+    """One per worker, over one registered KV pool. No call blocks on a peer."""
+
+    def descriptor(self) -> bytes:
+        """What a peer passes to `connect` to write into this pool."""
+        ...
+
+    def connect(self, peer: str, descriptor: bytes) -> None:
+        """Make `peer`'s pool a target. Replaces an earlier connection of that name. Raises TransferError."""
+        ...
+
+    def disconnect(self, peer: str) -> None:
+        """Forget `peer`. Its open handles still end, as WriteFailed if not otherwise. Unknown names are ignored."""
+        ...
+
+    def write(self, peer: str, src_pages: Int32Array, dst_pages: Int32Array, notice: bytes) -> int:
+        """Post pages `src_pages[i]` -> the peer's `dst_pages[i]` and return a handle. Raises TransferError."""
+        ...
+
+    def poll(self) -> list[TransferEvent]:
+        """Everything that happened since the last call, in no particular order between writes."""
+        ...
+
+    def close(self) -> None:
+        """Release the registration. Outstanding handles are abandoned."""
+        ...
