@@ -142,10 +142,12 @@ class TicketRef(Struct, frozen=True):
 
 
 class Prefill(Message, frozen=True):
-    """Compute KV of `tokens[start:end)` and write its pages, in order, to `dst_pages` of the caller's pool.
+    """Compute KV of positions [start, end) and write its pages, in order, to `dst_pages` of the caller's pool.
 
-    `start` is page-aligned: the caller holds everything before it. `end` is prompt_len - 1. `dst_pages[k]` receives
-    positions [start + k * page_size, ...). `remaining_s` is the request's time left when the message was sent.
+    `tokens` are the `end` tokens whose KV is needed: the prompt without its last token, which runs on the decode worker.
+    `start` is page-aligned: the caller holds everything before it. `dst_pages[k]` receives positions
+    [start + k * page_size, ...), so there are ceil((end - start) / page_size) of them, at least one. `remaining_s` is
+    the request's time left when the message was sent.
     """
 
     ref: TicketRef
