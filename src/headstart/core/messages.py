@@ -6,7 +6,7 @@ Names. A worker process is a `WorkerRef`: its name stays across restarts, its in
 worker numbers its tickets; (decode worker, ticket, attempt) names one right to write into a set of its pages.
 """
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct, msgpack
 
 from headstart.core.arrays import EMPTY, Int32Array
 from headstart.core.errors import ErrorCode
@@ -195,6 +195,19 @@ class ChunkNotice(Message, frozen=True):
     ref: TicketRef
     first: int
     count: int
+
+
+def encode_notice(notice: ChunkNotice) -> bytes:
+    """The payload of a transport write."""
+    return msgpack.encode(notice)
+
+
+def decode_notice(payload: bytes) -> ChunkNotice | None:
+    """The notice in a payload, or None where a stranger wrote something else."""
+    try:
+        return msgpack.decode(payload, type=ChunkNotice)
+    except MsgspecError:
+        return None
 
 
 # ---- membership: gateway, launcher and workers -----------------------------------------------------------------------
