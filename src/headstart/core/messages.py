@@ -85,7 +85,8 @@ class Tokens(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """Terminal: the choice is complete; `num_tokens` outputs were sent."""
+    """Terminal: the choice is complete. `num_tokens` counts its outputs, those of earlier attempts and a final stop
+    token included."""
 
     ref: ChoiceRef
     finish_reason: str
@@ -95,11 +96,13 @@ class Finished(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """Terminal: the choice ended without completing."""
+    """Terminal: the choice ended without completing. A choice that ran carries its stats, also when cancelled: the
+    gateway cancels what a stop string ended and still reports its usage."""
 
     ref: ChoiceRef
     code: ErrorCode
     message: str
+    stats: RequestStats | None = None
 
 
 class Flushed(Message, frozen=True):
