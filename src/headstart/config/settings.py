@@ -1,0 +1,222 @@
+"""What a user may set, as the command line spells it. Flags that mean what SGLang's mean carry SGLang's names.
+
+Every class checks its own fields; what depends on more than one class is checked by `conflicts`.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headstart.config.errors import ConfigError, require
+
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The model to serve. All workers of a cluster must be given the same model."""
+
+    served_model_name: str = ""
+    """Name that clients use. Empty: the last part of the model's path."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """auto: read the weights. dummy: random weights from the model's config alone. All workers must agree."""
+    json_model_override_args: str = "{}"
+    """JSON object laid over the model's config. All workers must agree."""
+    context_length: int | Auto = "auto"
+    """Longest prompt plus output of one request, in tokens. auto: what the model says, within the pool."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and activations. auto: bfloat16 on a GPU, on a CPU the faster one. All workers must agree."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where a worker computes. auto: the GPU if there is one."""
+    tp_size: int = 1
+    """GPUs that share one worker's tensors. Only 1 is built."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.context_length == "auto" or self.context_length >= 2,
+            f"--context-length must be auto or at least 2 tokens, got {self.context_length}",
+        )
+        try:
+            overrides = json.loads(self.json_model_override_args)
+        except ValueError as error:
+            raise ConfigError(f"--json-model-override-args is not JSON: {error}") from error
+        require(isinstance(overrides, dict), "--json-model-override-args must be a JSON object")
+        require(self.tp_size >= 1, f"--tp-size must be at least 1, got {self.tp_size}")
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """The KV pool and the radix cache of one worker."""
+
+    page_size: int | Auto = "auto"
+    """Tokens of one KV page. auto: 16 on a CPU, 64 on a GPU. Prefill and decode workers must agree."""
+    kv_cache_dtype: str = "auto"
+    """Type of stored KV. Only auto (the model's type) is built. Prefill and decode workers must agree."""
+    max_total_tokens: int | Auto = "auto"
+    """Tokens the pool holds, rounded down to whole pages. auto: what --mem-fraction-static allows."""
+    mem_fraction_static: float | Auto = "auto"
+    """Fraction of the device's free memory that pools may take. auto: 0.85 on a GPU; on a CPU at most 0.4, and no
+    more than a few contexts."""
+    disable_radix_cache: bool = False
+    """Keep nothing after a request ends: every prompt is computed and moved whole."""
+    disaggregation_decode_enable_radix_cache: bool = False
+    """Accepted for scripts that name it: the decode worker's radix cache is on unless --disable-radix-cache."""
+    num_reserved_decode_tokens: int = 64
+    """Tokens of growth set aside for each admitted request, rounded up to whole pages."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.page_size == "auto" or 1 <= self.page_size <= 1024,
+            f"--page-size must be auto or 1 to 1024 tokens, got {self.page_size}",
+        )
+        require(
+            self.max_total_tokens == "auto" or self.max_total_tokens >= 1,
+            f"--max-total-tokens must be auto or positive, got {self.max_total_tokens}",
+        )
+        require(
+            self.mem_fraction_static == "auto" or 0 < self.mem_fraction_static < 1,
+            f"--mem-fraction-static must be auto or between 0 and 1, got {self.mem_fraction_static}",
+        )
+        require(
+            self.num_reserved_decode_tokens >= 0,
+            f"--num-reserved-decode-tokens must not be negative, got {self.num_reserved_decode_tokens}",
+        )
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What bounds a worker's queues and steps."""
+
+    max_running_requests: int | Auto = "auto"
+    """Requests a decode worker runs in one step. auto: 64 on a CPU, 256 on a GPU."""
+    max_queued_requests: int = 1024
+    """Requests a decode worker lets wait; one more is answered 429."""
+    chunked_prefill_size: int | Auto = "auto"
+    """Prompt tokens of one step. auto: measured at start so that a step stays under half a second."""
+    max_prefill_tokens: int | Auto = "auto"
+    """Prompt tokens that one decode worker may have open at one prefill worker. auto: four contexts, within the
+    prefill worker's pool."""
+    local_prefill_tokens: int | Auto = "auto"
+    """Tokens of short prompts that a decode worker computes itself, per step over all requests. auto: one page on a
+    CPU, 256 on a GPU. 0: never."""
+    stream_interval: int = 1
+    """Tokens per streamed message. Only 1 is built."""
+    cuda_graph_max_bs: int = 0
+    """Largest batch captured as a CUDA graph. Only 0 (none) is built."""
+    watchdog_timeout: float = 300.0
+    """Seconds a worker's loop may be stuck before the process ends itself."""
+    drain_timeout: float = 30.0
+    """Seconds a worker may take to finish what runs after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (
+            ("--max-running-requests", self.max_running_requests, 1),
+            ("--max-queued-requests", self.max_queued_requests, 0),
+            ("--chunked-prefill-size", self.chunked_prefill_size, 1),
+            ("--max-prefill-tokens", self.max_prefill_tokens, 1),
+            ("--local-prefill-tokens", self.local_prefill_tokens, 0),
+            ("--stream-interval", self.stream_interval, 1),
+            ("--cuda-graph-max-bs", self.cuda_graph_max_bs, 0),
+        ):
+            require(value == "auto" or value >= least, f"{flag} must be at least {least}, got {value}")
+        require(self.watchdog_timeout > 0, f"--watchdog-timeout must be positive, got {self.watchdog_timeout}")
+        require(self.drain_timeout >= 0, f"--drain-timeout must not be negative, got {self.drain_timeout}")
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """How KV pages travel between workers. Prefill and decode workers must agree."""
+
+    disaggregation_transfer_backend: Literal["nixl", "mooncake"] = "nixl"
+    """Library that moves pages."""
+    disaggregation_ib_device: str = ""
+    """Network devices for the backend, comma separated. Empty: it chooses."""
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    """Address that HTTP listens on."""
+    port: int = 8000
+    """Port that HTTP listens on."""
+    control_host: str = "127.0.0.1"
+    """Address that workers join at. Anything but a loopback address lets other machines in."""
+    control_port: int | Auto = "auto"
+    """Port that workers join at. auto: the one after --port."""
+    api_key: str = ""
+    """Bearer token that clients must send. Empty: none."""
+    load_balance_method: Literal["least_loaded"] = "least_loaded"
+    """How the gateway picks workers."""
+    request_timeout: float = 600.0
+    """Seconds a request may take where the client sets no deadline."""
+
+    def __post_init__(self) -> None:
+        require(1 <= self.port <= 65535, f"--port must be 1 to 65535, got {self.port}")
+        require(
+            self.control_port == "auto" or 1 <= self.control_port <= 65535,
+            f"--control-port must be auto or 1 to 65535, got {self.control_port}",
+        )
+        require(
+            self.resolved_control_port != self.port, f"--port and --control-port are both {self.port}; they must differ"
+        )
+        require(self.request_timeout > 0, f"--request-timeout must be positive, got {self.request_timeout}")
+
+    @property
+    def resolved_control_port(self) -> int:
+        if self.control_port != "auto":
+            return self.control_port
+        return self.port + 1 if self.port < 65535 else self.port - 1
+
+    @property
+    def control_address(self) -> str:
+        """Where workers on this machine join: HOST:PORT."""
+        host = "127.0.0.1" if self.control_host == "0.0.0.0" else self.control_host
+        return f"{host}:{self.resolved_control_port}"
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Everything one prefill or decode worker is started with."""
+
+    model: str = ""
+    """Folder in Hugging Face's layout, a GGUF file, or empty for the packaged demo model."""
+    model_settings: ModelSettings = field(default_factory=ModelSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    step: StepSettings = field(default_factory=StepSettings)
+    transfer: TransferSettings = field(default_factory=TransferSettings)
+
+
+def conflicts(settings: WorkerSettings) -> list[str]:
+    """Every combination that is not built or makes no sense, one sentence each, naming the settings involved."""
+    model, cache, step = settings.model_settings, settings.cache, settings.step
+    found = []
+    if model.tp_size > 1:
+        found.append(f"--tp-size {model.tp_size} with --device {model.device}: only --tp-size 1 is built.")
+    if cache.kv_cache_dtype != "auto":
+        found.append(
+            f"--kv-cache-dtype {cache.kv_cache_dtype} with --dtype {model.dtype}: KV is stored in the model's type; "
+            "only --kv-cache-dtype auto is built."
+        )
+    if cache.disable_radix_cache and cache.disaggregation_decode_enable_radix_cache:
+        found.append("--disable-radix-cache and --disaggregation-decode-enable-radix-cache contradict each other.")
+    if step.stream_interval != 1:
+        found.append(f"--stream-interval {step.stream_interval}: only 1 is built.")
+    if step.cuda_graph_max_bs:
+        found.append(f"--cuda-graph-max-bs {step.cuda_graph_max_bs}: CUDA graphs are not built; only 0 works.")
+    if cache.max_total_tokens != "auto" and cache.page_size != "auto" and cache.max_total_tokens < cache.page_size * 2:
+        found.append(
+            f"--max-total-tokens {cache.max_total_tokens} with --page-size {cache.page_size}: fewer than two pages."
+        )
+    if cache.max_total_tokens != "auto" and cache.mem_fraction_static != "auto":
+        found.append("--max-total-tokens and --mem-fraction-static both set the pool's size; give one.")
+    if settings.transfer.disaggregation_ib_device and model.device == "cpu":
+        found.append("--disaggregation-ib-device with --device cpu: a CPU worker's backend chooses its own path.")
+    return found
+
+
+def refuse_conflicts(settings: WorkerSettings) -> None:
+    """Raise one ConfigError that lists every conflict."""
+    if found := conflicts(settings):
+        raise ConfigError("these settings do not work together:\n  " + "\n  ".join(found))

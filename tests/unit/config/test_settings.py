@@ -1,0 +1,146 @@
+"""Settings that cannot work are refused before anything starts, and "auto" becomes one number."""
+
+import pytest
+
+from headstart.config.errors import ConfigError
+from headstart.config.resolve import (
+    DeviceFacts,
+    ModelFacts,
+    auto_chunk,
+    resolve_pool,
+    resolve_step,
+    threads_for,
+)
+from headstart.config.settings import (
+    CacheSettings,
+    GatewaySettings,
+    ModelSettings,
+    StepSettings,
+    TransferSettings,
+    WorkerSettings,
+    conflicts,
+    refuse_conflicts,
+)
+
+GIB = 1 << 30
+CPU = DeviceFacts("cpu", 8 * GIB)
+GPU = DeviceFacts("cuda", 70 * GIB)
+SMALL = ModelFacts(max_context_len=8192, kv_bytes_per_token=46_080)
+
+
+def test_defaults_have_no_conflicts() -> None:
+    assert conflicts(WorkerSettings()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (WorkerSettings(model_settings=ModelSettings(tp_size=2)), ["--tp-size", "--device"]),
+        (WorkerSettings(cache=CacheSettings(kv_cache_dtype="fp8_e4m3")), ["--kv-cache-dtype", "--dtype"]),
+        (
+            WorkerSettings(
+                cache=CacheSettings(disable_radix_cache=True, disaggregation_decode_enable_radix_cache=True)
+            ),
+            ["--disable-radix-cache", "--disaggregation-decode-enable-radix-cache"],
+        ),
+        (
+            WorkerSettings(cache=CacheSettings(max_total_tokens=1000, mem_fraction_static=0.5)),
+            ["--max-total-tokens", "--mem-fraction-static"],
+        ),
+        (
+            WorkerSettings(cache=CacheSettings(max_total_tokens=31, page_size=16)),
+            ["--max-total-tokens", "--page-size"],
+        ),
+        (
+            WorkerSettings(
+                model_settings=ModelSettings(device="cpu"),
+                transfer=TransferSettings(disaggregation_ib_device="mlx5_0"),
+            ),
+            ["--disaggregation-ib-device", "--device"],
+        ),
+    ],
+)
+def test_a_combination_that_is_not_built_is_refused_naming_both_settings(
+    settings: WorkerSettings, names: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        refuse_conflicts(settings)
+    assert all(name in str(refusal.value) for name in names)
+
+
+def test_all_conflicts_come_in_one_message() -> None:
+    settings = WorkerSettings(
+        model_settings=ModelSettings(tp_size=4),
+        cache=CacheSettings(kv_cache_dtype="int8"),
+        step=StepSettings(stream_interval=8),
+    )
+    with pytest.raises(ConfigError, match=r"(?s)--tp-size.*--kv-cache-dtype.*--stream-interval"):
+        refuse_conflicts(settings)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: CacheSettings(page_size=0),
+        lambda: CacheSettings(mem_fraction_static=1.5),
+        lambda: CacheSettings(num_reserved_decode_tokens=-1),
+        lambda: ModelSettings(context_length=1),
+        lambda: ModelSettings(json_model_override_args="[1]"),
+        lambda: ModelSettings(json_model_override_args="{"),
+        lambda: StepSettings(chunked_prefill_size=0),
+        lambda: StepSettings(local_prefill_tokens=-1),
+        lambda: StepSettings(watchdog_timeout=0),
+        lambda: GatewaySettings(port=0),
+        lambda: GatewaySettings(port=8000, control_port=8000),
+    ],
+)
+def test_a_value_out_of_range_is_refused_where_it_is_declared(build) -> None:
+    with pytest.raises(ConfigError, match="--"):
+        build()
+
+
+def test_page_size_follows_the_device() -> None:
+    assert resolve_pool(WorkerSettings(), CPU, SMALL).page_size == 16
+    assert resolve_pool(WorkerSettings(), GPU, SMALL).page_size == 64
+
+
+def test_a_cpu_pool_takes_a_few_contexts_and_never_more_than_its_share_of_memory() -> None:
+    assert resolve_pool(WorkerSettings(), CPU, SMALL).num_tokens == 32_768
+    crowded = DeviceFacts("cpu", 1 * GIB, num_sharing=2)
+    plan = resolve_pool(WorkerSettings(), crowded, SMALL)
+    assert plan.num_tokens * SMALL.kv_bytes_per_token <= 0.2 * GIB
+    assert plan.context_len <= plan.num_tokens
+
+
+def test_max_total_tokens_is_rounded_down_to_whole_pages() -> None:
+    settings = WorkerSettings(cache=CacheSettings(max_total_tokens=1000, page_size=64))
+    plan = resolve_pool(settings, CPU, SMALL)
+    assert (plan.num_pages, plan.context_len) == (15, 960)
+
+
+def test_a_context_beyond_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--context-length"):
+        resolve_pool(WorkerSettings(model_settings=ModelSettings(context_length=10_000)), CPU, SMALL)
+
+
+def test_a_pool_without_two_pages_is_refused() -> None:
+    with pytest.raises(ConfigError, match="two pages"):
+        resolve_pool(WorkerSettings(), DeviceFacts("cpu", 1000), SMALL)
+
+
+@pytest.mark.parametrize("speed", [1.0, 90.0, 400.0, 1300.0, 1e6])
+def test_an_automatic_chunk_takes_less_than_half_a_second_where_it_is_not_the_smallest(speed: float) -> None:
+    chunk = auto_chunk(speed, 16, "cpu")
+    assert chunk % 16 == 0
+    assert chunk == 32 or chunk / speed < 0.5
+
+
+def test_local_prefill_is_one_page_on_a_cpu_and_256_tokens_on_a_gpu() -> None:
+    cpu, gpu = (resolve_pool(WorkerSettings(), facts, SMALL) for facts in (CPU, GPU))
+    assert resolve_step(StepSettings(), 64, cpu, "cpu", 400).local_prefill_tokens == 16
+    assert resolve_step(StepSettings(), 64, gpu, "cuda", 1e5).local_prefill_tokens == 256
+    assert resolve_step(StepSettings(local_prefill_tokens=0), 64, cpu, "cpu", 400).local_prefill_tokens == 0
+
+
+def test_workers_share_the_cores_and_each_gets_at_least_one() -> None:
+    assert [threads_for(8, 2), threads_for(2, 2), threads_for(1, 4), threads_for(4, 0)] == [4, 1, 1, 4]
