@@ -24,3 +24,4 @@ class PrefillLimits:
     chunked_prefill_size: int  # tokens of one step over all prompts
     credit_tokens: int  # prompt tokens one decode worker may have open here
     capacity_tokens: int  # longest prompt that fits the pool
+    kill_after_s: float = 5.0  # a handle open this long past its deadline, and too many such: ask for the peer's end
