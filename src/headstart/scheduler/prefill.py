@@ -1,0 +1,361 @@
+"""Prefill scheduler: turns prompts into KV pages and pushes them to the decode worker that called.
+
+It never samples. A call is validated, waits first come first served, reserves its whole prompt at admission, runs in
+chunks, and each chunk's whole pages are written as soon as its step is out. `prefill_calls` has the states of a call,
+what each holds, and the invariant.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from headstart.core.arrays import EMPTY
+from headstart.core.batch import Batch, BatchOutput, Row
+from headstart.core.clock import Clock
+from headstart.core.errors import ErrorCode, InvariantError
+from headstart.core.identity import KVSpec
+from headstart.core.layout import pages_for
+from headstart.core.messages import (
+    CancelTicket,
+    Drain,
+    Hello,
+    KillRequest,
+    Message,
+    Prefill,
+    PrefillDone,
+    PrefillFailed,
+    TicketClosed,
+    WorkerExited,
+    WorkerLoad,
+    WorkerRef,
+)
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.contract import Send
+from headstart.scheduler.limits import PrefillLimits
+from headstart.scheduler.prefill_calls import Call, CallKey, Chunk, Ending, Run
+from headstart.scheduler.prefill_peers import PrefillPeers
+from headstart.scheduler.prefill_writes import OpenWrites, Write
+from headstart.transfer.contract import Completed, PeerLost, TransferError, TransferEvent, Transport, WriteFailed
+
+OVERDUE_SHARE = 0.1
+"""Share of the pool that overdue writes may pin before the end of a peer is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPorts:
+    """How the scheduler reaches the world."""
+
+    transport: Transport
+    clock: Clock
+    send: Send
+
+
+class PrefillScheduler:
+    """Satisfies `scheduler.contract.Scheduler`."""
+
+    def __init__(
+        self, worker: WorkerRef, kv_spec: KVSpec, limits: PrefillLimits, cache: PrefixCache, ports: PrefillPorts
+    ) -> None:
+        self._limits = limits
+        self._page_size = kv_spec.page_size
+        self._cache = cache
+        self._ports = ports
+        self._peers = PrefillPeers(worker, kv_spec, limits, ports.transport)
+        self._writes = OpenWrites(worker, kv_spec.page_size, cache, ports.transport)
+        self._waiting: deque[Call] = deque()
+        self._runs: dict[CallKey, Run] = {}
+        self._step_id = 0
+        self._launched: list[Chunk] | None = None
+        self._kill_asked: dict[str, float] = {}
+        self._is_draining = False
+        self._counters: Counter[str] = Counter()
+
+    @property
+    def is_drained(self) -> bool:
+        """Drain was asked for and nothing is open any more."""
+        return self._is_draining and not self._waiting and not self._runs and self._launched is None
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+
+    def handle(self, sender: str, message: Message) -> None:
+        match message:
+            case Hello():
+                self._on_hello(sender, message)
+            case Prefill():
+                self._on_prefill(sender, message)
+            case CancelTicket():
+                self._on_cancel(sender, message)
+            case WorkerExited():
+                self._on_exited(message.worker)
+            case Drain():
+                self._is_draining = True
+            case _:
+                self._counters["stray_messages"] += 1
+
+    def _on_hello(self, sender: str, hello: Hello) -> None:
+        if str(hello.worker) != sender or self._peers.is_stale(hello.worker):
+            self._counters["stray_messages"] += 1
+            return
+        for worker in self._peers.former_incarnations(hello.worker):
+            self._on_exited(worker)
+        self._ports.send(sender, self._peers.greet(hello))
+
+    def _on_prefill(self, sender: str, message: Prefill) -> None:
+        key = sender, message.ref
+        if key in self._runs or any(call.key == key for call in self._waiting):
+            self._counters["duplicate_calls"] += 1
+            return
+        if (refusal := self._refusal(sender, message)) is not None:
+            self._counters["refused_calls"] += 1
+            self._refuse(sender, message, *refusal)
+            return
+        self._counters["calls"] += 1
+        self._waiting.append(Call(sender, message, self._ports.clock.now() + message.remaining_s))
+
+    def _refusal(self, sender: str, message: Prefill) -> tuple[ErrorCode, str] | None:
+        """Why this call cannot be taken, or None."""
+        if message.ref in self._peers.ended(sender):
+            return ErrorCode.UNAVAILABLE, "this ticket has ended here"
+        if self._is_draining:
+            return ErrorCode.UNAVAILABLE, "this prefill worker is draining"
+        if not self._peers.is_connected(sender):
+            return ErrorCode.UNAVAILABLE, "no connection to the caller's KV pool"
+        if (fault := self._malformed(message)) is not None:
+            return ErrorCode.INVALID, fault
+        if len(message.tokens) > self._limits.capacity_tokens:
+            return ErrorCode.TOO_LONG, f"{len(message.tokens)} tokens; {self._limits.capacity_tokens} fit here"
+        if message.remaining_s <= 0:
+            return ErrorCode.DEADLINE, "no time left on arrival"
+        return None
+
+    def _malformed(self, message: Prefill) -> str | None:
+        end, dst = len(message.tokens), message.dst_pages
+        if not 0 <= message.start < end or message.start % self._page_size:
+            return f"start {message.start} is not a page-aligned position before {end}"
+        if len(dst) != pages_for(end - message.start, self._page_size):
+            return f"{len(dst)} target pages for positions [{message.start}, {end})"
+        if dst.min() < 0 or len(np.unique(dst)) != len(dst):
+            return "target pages are negative or repeated"
+        if not math.isfinite(message.remaining_s):
+            return "remaining_s is not finite"
+        return None
+
+    def _refuse(self, sender: str, message: Prefill, code: ErrorCode, reason: str) -> None:
+        self._peers.ended(sender).add(message.ref)
+        self._ports.send(sender, PrefillFailed(message.ref, code, reason))
+
+    def _on_cancel(self, sender: str, message: CancelTicket) -> None:
+        closed = TicketClosed(message.ref)
+        if (run := self._runs.get((sender, message.ref))) is not None:
+            self._counters["cancelled_calls"] += 1
+            self._end(run, closed)
+            return
+        self._drop_waiting(lambda call: call.key == (sender, message.ref))
+        self._peers.ended(sender).add(message.ref)
+        self._ports.send(sender, closed)
+
+    def _on_exited(self, worker: WorkerRef) -> None:
+        """Proof that a decode worker's process has ended: nobody is left to answer."""
+        name = str(worker)
+        self._drop_waiting(lambda call: call.peer == name)
+        for run in self._runs_of(name):
+            self._end(run, None)
+        self._peers.forget(worker)
+        self._kill_asked.pop(name, None)
+
+    # ---- transfer ----------------------------------------------------------------------------------------------------
+
+    def on_transfer(self, event: TransferEvent) -> None:
+        match event:
+            case Completed():
+                self._close_write(event.handle, None)
+            case WriteFailed():
+                self._close_write(event.handle, event.reason)
+            case PeerLost():
+                self._on_peer_lost(event.peer)
+            case _:
+                self._counters["stray_events"] += 1
+
+    def _close_write(self, handle: int, failure: str | None) -> None:
+        run = self._writes.close(handle)
+        if run is None:
+            self._counters["stray_events"] += 1
+        elif failure is not None and run.ending is None:
+            self._counters["failed_writes"] += 1
+            self._fail(run, ErrorCode.UNAVAILABLE, failure)
+        else:
+            self._close_if_quiet(run)
+
+    def _on_peer_lost(self, name: str) -> None:
+        reason = "the transport to the caller is closed"
+        self._peers.lose(name)
+        for call in self._drop_waiting(lambda call: call.peer == name):
+            self._refuse(name, call.message, ErrorCode.UNAVAILABLE, reason)
+        for run in self._runs_of(name):
+            if run.ending is None:
+                self._fail(run, ErrorCode.UNAVAILABLE, reason)
+
+    def _post(self, run: Run) -> None:
+        """A failed post ends the attempt: its range is never posted again under this ref."""
+        try:
+            self._counters["pages_posted"] += self._writes.post(run)
+        except TransferError as error:
+            self._counters["failed_writes"] += 1
+            self._fail(run, ErrorCode.UNAVAILABLE, str(error))
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Batch | None:
+        rows: list[Row] = []
+        chunks: list[Chunk] = []
+        budget = self._limits.chunked_prefill_size
+        for run in self._runs.values():
+            num_new = min(run.num_left, budget) if run.ending is None else 0
+            if num_new == 0:
+                continue
+            stop = run.num_computed + num_new
+            pages = run.lease.pages[: pages_for(stop, self._page_size)]
+            rows.append(Row(len(rows), run.call.message.tokens[run.num_computed : stop], run.num_computed, pages))
+            chunks.append(Chunk(run, num_new, pages))
+            self._cache.hold(pages)
+            budget -= num_new
+        if not rows:
+            return None
+        self._step_id += 1
+        self._launched = chunks
+        return Batch(self._step_id, tuple(rows))
+
+    def update(self, output: BatchOutput) -> None:
+        if self._launched is None or self._step_id != output.step_id:
+            raise InvariantError(f"output of step {output.step_id}, which is not in flight")
+        chunks, self._launched = self._launched, None
+        for chunk in chunks:
+            self._cache.unhold(chunk.pages)
+            self._counters["tokens_computed"] += chunk.num_new
+            run, message = chunk.run, chunk.run.call.message
+            if run.ending is not None:
+                continue
+            run.num_computed += chunk.num_new
+            if message.cacheable:
+                self._cache.commit(run.lease, message.tokens, run.num_computed)
+            self._post(run)
+
+    # ---- time --------------------------------------------------------------------------------------------------------
+
+    def advance(self) -> float | None:
+        now = self._ports.clock.now()
+        self._expire(now)
+        self._admit()
+        self._ask_for_kills(now)
+        times = [call.deadline for call in self._waiting]
+        times += [run.call.deadline for run in self._runs.values() if run.ending is None]
+        if len(self._writes) > 0:
+            times.append(now + self._limits.kill_after_s)
+        return min(times, default=None)
+
+    def _expire(self, now: float) -> None:
+        for call in self._drop_waiting(lambda call: call.deadline <= now):
+            self._counters["expired_calls"] += 1
+            self._refuse(call.peer, call.message, ErrorCode.DEADLINE, "the deadline passed before admission")
+        for run in list(self._runs.values()):
+            if run.ending is None and run.call.deadline <= now:
+                self._counters["expired_calls"] += 1
+                self._fail(run, ErrorCode.DEADLINE, "the deadline passed during prefill")
+
+    def _admit(self) -> None:
+        """Admit while the next step has room. Not earlier: what runs before a prompt may yet be a hit for it."""
+        while self._waiting and len(self._runs) < self._limits.max_running_requests:
+            if self._num_to_compute() >= self._limits.chunked_prefill_size or not self._try_admit(self._waiting[0]):
+                return
+            self._waiting.popleft()
+
+    def _try_admit(self, call: Call) -> bool:
+        message = call.message
+        found = self._cache.match(message.namespace, message.tokens if message.cacheable else EMPTY)
+        lease = self._cache.try_lease(found, pages_for(call.end, self._page_size) - found.num_pages)
+        if lease is None:
+            return False
+        hit_len = found.prefix_len
+        run = Run(call, lease, hit_len, num_computed=hit_len, cursor=message.start // self._page_size)
+        self._runs[call.key] = run
+        self._counters["prompt_tokens"] += call.end
+        self._counters["hit_tokens"] += hit_len
+        self._counters["recomputed_tokens"] += max(0, message.start - hit_len)  # the caller holds these
+        self._post(run)
+        return True
+
+    def _ask_for_kills(self, now: float) -> None:
+        """A peer that stalls writes past their deadline pins our pages, and only its end can give them back."""
+        overdue = self._writes.overdue(now)
+        num_pages = {name: sum(len(write.pages) for write in writes) for name, writes in overdue.items()}
+        counts = self._cache.counts()
+        pool = counts.inflight + counts.private + counts.pinned + counts.cached + counts.free
+        if sum(num_pages.values()) <= OVERDUE_SHARE * pool:
+            return
+        for name, writes in overdue.items():
+            worker = self._peers.worker(name)
+            if worker is not None and now >= self._kill_time(name, writes):
+                self._kill_asked[name] = now
+                self._counters["kill_requests"] += 1
+                reason = f"{num_pages[name]} pages are pinned by writes past their deadline"
+                self._ports.send("gateway", KillRequest(worker, reason))
+
+    def _kill_time(self, name: str, writes: list[Write]) -> float:
+        since = self._kill_asked.get(name, min(write.run.call.deadline for write in writes))
+        return since + self._limits.kill_after_s
+
+    # ---- endings -----------------------------------------------------------------------------------------------------
+
+    def _runs_of(self, peer: str) -> list[Run]:
+        return [run for run in self._runs.values() if run.call.peer == peer]
+
+    def _drop_waiting(self, ends: Callable[[Call], bool]) -> list[Call]:
+        dropped = [call for call in self._waiting if ends(call)]
+        if dropped:
+            self._waiting = deque(call for call in self._waiting if not ends(call))
+        return dropped
+
+    def _fail(self, run: Run, code: ErrorCode, reason: str) -> None:
+        self._end(run, PrefillFailed(run.call.message.ref, code, reason))
+
+    def _end(self, run: Run, answer: Message | None) -> None:
+        """Stop computing and posting. The answer leaves when no handle is open; the latest one given counts."""
+        run.ending = Ending(answer)
+        self._close_if_quiet(run)
+
+    def _close_if_quiet(self, run: Run) -> None:
+        if run.handles or (run.ending is None and not run.is_flushed(self._page_size)):
+            return
+        message = run.call.message
+        del self._runs[run.call.key]
+        self._cache.release(run.lease)
+        if run.ending is None:
+            self._counters["completed_calls"] += 1
+            run.ending = Ending(PrefillDone(message.ref, run.hit_len, run.call.end - run.hit_len))
+        if run.ending.answer is not None:
+            self._peers.ended(run.call.peer).add(message.ref)
+            self._ports.send(run.call.peer, run.ending.answer)
+
+    # ---- load --------------------------------------------------------------------------------------------------------
+
+    def _num_to_compute(self) -> int:
+        return sum(run.num_left for run in self._runs.values() if run.ending is None)
+
+    def load(self) -> WorkerLoad:
+        counts = self._cache.counts()
+        overdue = self._writes.overdue(self._ports.clock.now())
+        gauges = {"overdue_pages": sum(len(write.pages) for writes in overdue.values() for write in writes)}
+        return WorkerLoad(
+            num_running=len(self._runs),
+            num_waiting=len(self._waiting),
+            queued_tokens=sum(call.end for call in self._waiting) + self._num_to_compute(),
+            inflight_pages=counts.inflight,
+            private_pages=counts.private,
+            pinned_pages=counts.pinned,
+            cached_pages=counts.cached,
+            free_pages=counts.free,
+            counters={**self._counters, **gauges},
+        )

@@ -1,0 +1,100 @@
+"""The decode workers that call a prefill worker: who is connected, and which of their tickets have ended.
+
+unknown ──Hello──► connected ──transport lost──► disconnected ──Hello──► connected
+                       └──────────┬─────────────────┘
+                                  └──exit proved──► gone: its later messages are strays
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from headstart.core.identity import KVSpec, first_mismatch
+from headstart.core.messages import Hello, Message, Refused, TicketRef, Welcome, WorkerRef
+from headstart.scheduler.limits import PrefillLimits
+from headstart.transfer.contract import TransferError, Transport
+
+
+class EndedRefs:
+    """Tombstones of one peer. Bounded: tickets up to the newest one forgotten count as ended too, which holds because
+    a decode worker numbers its tickets upwards."""
+
+    def __init__(self, max_refs: int = 4096) -> None:
+        self._max_refs = max_refs
+        self._refs: OrderedDict[TicketRef, None] = OrderedDict()
+        self._floor = -1
+
+    def __contains__(self, ref: TicketRef) -> bool:
+        return ref.ticket <= self._floor or ref in self._refs
+
+    def add(self, ref: TicketRef) -> None:
+        self._refs[ref] = None
+        if len(self._refs) > self._max_refs:
+            oldest, _ = self._refs.popitem(last=False)
+            self._floor = max(self._floor, oldest.ticket)
+
+
+@dataclass(slots=True)
+class Peer:
+    """A decode worker that has said Hello; `descriptor` is None while its transport is not connected."""
+
+    worker: WorkerRef
+    descriptor: bytes | None = None
+
+
+class PrefillPeers:
+    def __init__(self, worker: WorkerRef, kv_spec: KVSpec, limits: PrefillLimits, transport: Transport) -> None:
+        self._worker = worker
+        self._kv_spec = kv_spec
+        self._limits = limits
+        self._transport = transport
+        self._peers: dict[str, Peer] = {}
+        self._ended: dict[str, EndedRefs] = {}
+        self._exited: dict[str, int] = {}  # worker name -> newest incarnation known to have exited
+
+    def former_incarnations(self, worker: WorkerRef) -> list[WorkerRef]:
+        """Peers whose end a Hello of `worker` proves: a launcher starts an incarnation only after the last exit."""
+        peers = [peer.worker for peer in self._peers.values() if peer.worker.name == worker.name]
+        return [peer for peer in peers if peer.incarnation < worker.incarnation]
+
+    def is_stale(self, worker: WorkerRef) -> bool:
+        newest = [p.worker.incarnation for p in self._peers.values() if p.worker.name == worker.name]
+        return worker.incarnation < max(newest, default=0) or worker.incarnation <= self._exited.get(worker.name, -1)
+
+    def greet(self, hello: Hello) -> Message:
+        """Connect a decode worker and answer it. The answer to a repeated Hello is the same."""
+        name = str(hello.worker)
+        if mismatch := first_mismatch(self._kv_spec, hello.kv_spec):
+            return Refused(self._worker, mismatch)
+        peer = self._peers.setdefault(name, Peer(hello.worker))
+        if peer.descriptor != hello.descriptor:
+            try:
+                self._transport.connect(name, hello.descriptor)
+            except TransferError as error:
+                return Refused(self._worker, f"cannot reach the KV pool of {name}: {error}")
+            peer.descriptor = hello.descriptor
+        limits = self._limits
+        return Welcome(self._worker, limits.capacity_tokens, limits.credit_tokens, self._transport.descriptor())
+
+    def worker(self, name: str) -> WorkerRef | None:
+        peer = self._peers.get(name)
+        return peer.worker if peer else None
+
+    def is_connected(self, name: str) -> bool:
+        peer = self._peers.get(name)
+        return peer is not None and peer.descriptor is not None
+
+    def lose(self, name: str) -> None:
+        """The transport to a peer is closed; the peer itself may live and say Hello again."""
+        if (peer := self._peers.get(name)) is not None:
+            peer.descriptor = None
+
+    def forget(self, worker: WorkerRef) -> None:
+        """The peer's process has ended."""
+        name = str(worker)
+        self._exited[worker.name] = max(worker.incarnation, self._exited.get(worker.name, -1))
+        self._ended.pop(name, None)
+        if self._peers.pop(name, None) is not None:
+            self._transport.disconnect(name)
+
+    def ended(self, name: str) -> EndedRefs:
+        return self._ended.setdefault(name, EndedRefs())

@@ -1,0 +1,63 @@
+"""Open writes of a prefill worker: what was posted, the source pages each may still read, and which are overdue."""
+
+from dataclasses import dataclass
+
+from headstart.core.arrays import Int32Array
+from headstart.core.messages import ChunkNotice, WorkerRef, encode_notice
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.prefill_calls import Run
+from headstart.transfer.contract import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """An open handle. Its source pages are held in the cache until it has ended."""
+
+    run: Run
+    pages: Int32Array
+
+
+class OpenWrites:
+    def __init__(self, worker: WorkerRef, page_size: int, cache: PrefixCache, transport: Transport) -> None:
+        self._worker = worker
+        self._page_size = page_size
+        self._cache = cache
+        self._transport = transport
+        self._writes: dict[int, Write] = {}
+
+    def post(self, run: Run) -> int:
+        """Write every computed page not yet posted as one chunk with its own notice; returns their number. The cursor
+        moves only when the post succeeded. Raises TransferError."""
+        cursor, limit = run.postable(self._page_size)
+        if cursor >= limit:
+            return 0
+        message = run.call.message
+        first = message.start // self._page_size
+        src, dst = run.lease.pages[cursor:limit], message.dst_pages[cursor - first : limit - first]
+        notice = ChunkNotice(self._worker, message.ref, cursor - first, limit - cursor)
+        handle = self._transport.write(run.call.peer, src, dst, encode_notice(notice))
+        self._cache.hold(src)
+        self._writes[handle] = Write(run, src)
+        run.handles.add(handle)
+        run.cursor = limit
+        return limit - cursor
+
+    def close(self, handle: int) -> Run | None:
+        """The handle has ended. Returns its run, or None for a handle that is not open."""
+        write = self._writes.pop(handle, None)
+        if write is None:
+            return None
+        self._cache.unhold(write.pages)
+        write.run.handles.remove(handle)
+        return write.run
+
+    def __len__(self) -> int:
+        return len(self._writes)
+
+    def overdue(self, now: float) -> dict[str, list[Write]]:
+        """By peer, the writes whose call is past its deadline."""
+        late: dict[str, list[Write]] = {}
+        for write in self._writes.values():
+            if write.run.call.deadline <= now:
+                late.setdefault(write.run.call.peer, []).append(write)
+        return late
