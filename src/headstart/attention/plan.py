@@ -1,0 +1,261 @@
+"""The attention plan: which query tokens read which KV, each shared page once.
+
+Every row's keys are cut into segments: those it shares with other rows, to any depth of the tree, then its private
+one. Segments are cut into items: a range of key tokens that is read once for a tile of query tokens. Each (query
+token, item) pair leaves one partial result in a slot; a merge combines the slots of a token.
+
+    rows (sorted)     0 [ A A A A | B B | x     ]        A: one read for rows 0, 1, 2
+                      1 [ A A A A | B B | y y   ]        B: one read for rows 0, 1
+                      2 [ A A A A | z z z       ]        x, y, z: private, one row each
+
+All rows of a segment have the same segments before it, so an item has one `ordinal` for all its query tokens: token
+t's slot is `slot_ptr[t] + ordinal`, and its slots lie next to each other in key order. No list of slots is needed.
+
+The last item of a row with one query token is open: it ends at the row's KV length, which the kernel reads on the
+device. A plan therefore holds for later steps until a row comes, goes, or outgrows its last item (see `Planner`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headstart.attention.segments import Int64Array, Segments, find_segments
+from headstart.core.arrays import Int32Array
+
+# Columns of Plan.items.
+SRC_ROW = 0  # row whose page table is read
+TOK0 = 1  # first key token
+N_TOK = 2  # key tokens; an open item may have more by now
+Q_OFF = 3  # query tokens q_list[Q_OFF : Q_OFF + N_Q]
+N_Q = 4
+ORDINAL = 5  # the slot of query token t is slot_ptr[t] + ORDINAL
+FLAGS = 6
+ITEM_WIDTH = 8
+
+OPEN = 1  # ends at the KV length of SRC_ROW
+CAUSAL = 2  # a key is seen by query tokens at its position and later
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How segments become items. Lengths are in tokens."""
+
+    page_size: int
+    q_tile: int  # query tokens an item holds: rows of the kernel's tile / query heads per KV head
+    min_chunk: int = 512  # multiple of page_size
+    max_chunk: int = 4096
+    target_items: int = 400  # the chunk is chosen so that about this many items come out
+    max_items: int = 1 << 16
+    max_slots: int = 8192  # the chunk doubles until the partial results fit
+    min_share: int = 256  # a shared segment shorter than this is read by each row itself
+    deterministic: bool = False  # chunk = min_chunk, cut at its multiples; share whole chunks only
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Work of one attention step. Query tokens are numbered row by row, in position order."""
+
+    items: Int32Array  # [items, ITEM_WIDTH], longest first
+    q_list: Int32Array  # [query tokens] a permutation: the tokens of each segment's rows are neighbours
+    slot_ptr: Int32Array  # [query tokens + 1]
+    row_of: Int32Array  # [query tokens]
+    pos_of: Int32Array  # [query tokens] position in the sequence when the plan was made
+    tail_limit: Int32Array  # [rows] KV length up to which a row's open item serves
+    segments: Segments
+    chunk: int
+
+    @property
+    def num_slots(self) -> int:
+        return int(self.slot_ptr[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """What items are cut from: the shared segments, then one private segment a row."""
+
+    segments: Segments
+    starts: Int64Array  # [rows]
+    q_lens: Int64Array  # [rows]
+    src_row: Int64Array  # [ranges]
+    tok0: Int64Array  # [ranges]
+    tok1: Int64Array  # [ranges]
+    q_lo: Int64Array  # [ranges] query tokens q_list[q_lo:q_hi]
+    q_hi: Int64Array  # [ranges]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How each range is cut."""
+
+    size: Int64Array  # [ranges] tokens of a chunk
+    count: Int64Array  # [ranges] chunks
+    ordinal: Int64Array  # [ranges] ordinal of the first
+    tiles: Int64Array  # [ranges] tiles of query tokens
+
+
+def build_plan(tables: Sequence[Int32Array], starts: Int64Array, q_lens: Int64Array, tiling: Tiling) -> Plan:
+    """Plan for rows of `q_lens[r]` >= 1 query tokens at positions `starts[r]` on, whose own KV is in the pool already.
+
+    Decode rows have one query token: starts = kv_len - 1. The result is independent of the page ids beyond which are
+    equal. Raises ValueError if items or slots exceed the tiling's bounds even at one chunk a segment.
+    """
+    longest = int((starts + q_lens).max(initial=1))
+    exact = tiling.deterministic
+    ranges = _ranges(tables, starts, q_lens, tiling, unit=tiling.min_chunk if exact else 1)
+    chunk = tiling.min_chunk if exact else _choose_chunk(ranges, tiling)
+    while (plan := _try_plan(ranges, tiling, chunk)) is None:
+        if chunk >= longest:
+            raise ValueError(f"bounds of {tiling.max_items} items and {tiling.max_slots} slots are too small")
+        chunk *= 2
+        if exact:
+            ranges = _ranges(tables, starts, q_lens, tiling, unit=chunk)
+    return plan
+
+
+def _ranges(tables: Sequence[Int32Array], starts: Int64Array, q_lens: Int64Array, tiling: Tiling, unit: int) -> _Ranges:
+    segments = find_segments(tables, starts, tiling.page_size, tiling.min_share, unit)
+    num_rows = len(starts)
+    q_ptr = np.zeros(num_rows + 1, np.int64)
+    np.cumsum(q_lens[segments.order], out=q_ptr[1:])
+    rank = _inverse(segments.order)
+    return _Ranges(
+        segments,
+        starts,
+        q_lens,
+        src_row=np.concatenate([segments.order[segments.lo], np.arange(num_rows)]),
+        tok0=np.concatenate([segments.tok0, segments.private0]).astype(np.int64),
+        tok1=np.concatenate([segments.tok1, starts + q_lens]),
+        q_lo=np.concatenate([q_ptr[segments.lo], q_ptr[rank]]),
+        q_hi=np.concatenate([q_ptr[segments.hi], q_ptr[rank + 1]]),
+    )
+
+
+def _inverse(permutation: Int32Array) -> Int64Array:
+    inverse = np.empty(len(permutation), np.int64)
+    inverse[permutation] = np.arange(len(permutation))
+    return inverse
+
+
+def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
+    """The power of two that cuts all reads into about `target_items`."""
+    tiles = -(-(ranges.q_hi - ranges.q_lo) // tiling.q_tile)
+    ideal = max(1, int(((ranges.tok1 - ranges.tok0) * tiles).sum()) // tiling.target_items)
+    return min(max(1 << (ideal.bit_length() - 1), tiling.min_chunk), tiling.max_chunk)
+
+
+def _try_plan(ranges: _Ranges, tiling: Tiling, chunk: int) -> Plan | None:
+    """Plan with items of at most `chunk` tokens, or None where it exceeds the bounds."""
+    cut = _cut(ranges, tiling, chunk)
+    if int((cut.count * cut.tiles).sum()) > tiling.max_items:
+        return None
+    num_rows = len(ranges.starts)
+    row_of = np.repeat(np.arange(num_rows), ranges.q_lens)
+    index_in_row = np.arange(len(row_of)) - np.repeat(np.cumsum(ranges.q_lens) - ranges.q_lens, ranges.q_lens)
+    slot_ptr = _slot_pointers(ranges, cut, row_of, index_in_row, tiling.q_tile)
+    if slot_ptr[-1] > tiling.max_slots:
+        return None
+    order = ranges.segments.order
+    one_each = len(row_of) == num_rows
+    last_chunk = ranges.tok0[-num_rows:] + (cut.count[-num_rows:] - 1) * cut.size[-num_rows:]
+    return Plan(
+        items=_items(ranges, cut, tiling.q_tile),
+        q_list=order if one_each else np.argsort(_inverse(order)[row_of], kind="stable").astype(np.int32),
+        slot_ptr=slot_ptr,
+        row_of=row_of.astype(np.int32),
+        pos_of=(ranges.starts[row_of] + index_in_row).astype(np.int32),
+        tail_limit=(last_chunk + chunk).astype(np.int32),
+        segments=ranges.segments,
+        chunk=chunk,
+    )
+
+
+def _cut(ranges: _Ranges, tiling: Tiling, chunk: int) -> _Cut:
+    length = ranges.tok1 - ranges.tok0
+    count = -(-length // chunk)
+    size = np.full(len(length), chunk)
+    if not tiling.deterministic:  # equal parts of whole pages
+        size = -(-length // (count * tiling.page_size)) * tiling.page_size
+        count = -(-length // size)
+    parents = ranges.segments.parent.tolist()
+    counts = count.tolist()
+    path_len = [0] * (len(parents) + 1)  # chunks up to each segment's end; the last entry is for "none"
+    for i, parent in enumerate(parents):
+        path_len[i] = path_len[parent] + counts[i]
+    parent_of = np.concatenate([ranges.segments.parent, ranges.segments.row_parent])
+    ordinal = np.array(path_len)[parent_of]
+    return _Cut(size, count, ordinal, tiles=-(-(ranges.q_hi - ranges.q_lo) // tiling.q_tile))
+
+
+def _slot_pointers(ranges: _Ranges, cut: _Cut, row_of: Int64Array, index_in_row: Int64Array, q_tile: int) -> Int32Array:
+    """[query tokens + 1] a token has the chunks on its row's path, and those of its private segment its tile reads."""
+    private = len(ranges.src_row) - len(ranges.starts) + row_of
+    tile_end = np.minimum((index_in_row // q_tile + 1) * q_tile, ranges.q_lens[row_of])
+    private_len = ranges.starts[row_of] + tile_end - ranges.tok0[private]
+    slot_ptr = np.zeros(len(row_of) + 1, np.int32)
+    np.cumsum(cut.ordinal[private] + -(-private_len // cut.size[private]), out=slot_ptr[1:])
+    return slot_ptr
+
+
+def _items(ranges: _Ranges, cut: _Cut, q_tile: int) -> Int32Array:
+    """[items, ITEM_WIDTH] longest first; tiles of the same keys are neighbours, so all but one find them in cache."""
+    num_shared = len(ranges.src_row) - len(ranges.starts)
+    total = cut.count * cut.tiles
+    of = np.repeat(np.arange(len(total)), total)
+    index = np.arange(len(of)) - np.repeat(np.cumsum(total) - total, total)
+    chunk_index = index // cut.tiles[of]
+    q_off = ranges.q_lo[of] + (index - chunk_index * cut.tiles[of]) * q_tile
+    n_q = np.minimum(q_tile, ranges.q_hi[of] - q_off)
+    tok0 = ranges.tok0[of] + chunk_index * cut.size[of]
+    end = np.minimum(tok0 + cut.size[of], ranges.tok1[of])
+    is_private = of >= num_shared
+    many = is_private & (ranges.q_hi[of] - ranges.q_lo[of] > 1)
+    if many.any():  # a tile reads no further than its last query token
+        last_seen = ranges.tok1[of] - (ranges.q_hi[of] - (q_off + n_q))
+        end = np.where(many, np.minimum(end, last_seen), end)
+    is_open = is_private & ~many & (chunk_index == cut.count[of] - 1)
+
+    items = np.zeros((len(of), ITEM_WIDTH), np.int32)
+    items[:, SRC_ROW] = ranges.src_row[of]
+    items[:, TOK0] = tok0
+    items[:, N_TOK] = end - tok0
+    items[:, Q_OFF] = q_off
+    items[:, N_Q] = n_q
+    items[:, ORDINAL] = cut.ordinal[of] + chunk_index
+    items[:, FLAGS] = is_open * OPEN + many * CAUSAL
+    if many.any():
+        items = items[items[:, N_TOK] > 0]
+    return items[np.argsort(-items[:, N_TOK], kind="stable")]
+
+
+class Planner:
+    """Plans decode steps and keeps the last plan for as long as it holds."""
+
+    def __init__(self, tiling: Tiling) -> None:
+        self._tiling = tiling
+        self._tables: tuple[Int32Array, ...] = ()
+        self._kv_lens = np.zeros(0, np.int64)
+        self._plan: Plan | None = None
+
+    def plan(self, tables: Sequence[Int32Array], kv_lens: Int64Array) -> Plan:
+        """Plan for one query token a row, at position `kv_lens[r]` - 1. The same object while it still holds.
+
+        Page tables must be fresh arrays after every change, never edited in place.
+        """
+        if self._plan is None or not self._holds(self._plan, tables, kv_lens):
+            self._plan = build_plan(tables, kv_lens - 1, np.ones(len(tables), np.int64), self._tiling)
+            self._kv_lens = kv_lens.copy()
+            self._tables = tuple(tables)
+        return self._plan
+
+    def _holds(self, plan: Plan, tables: Sequence[Int32Array], kv_lens: Int64Array) -> bool:
+        if len(tables) != len(self._tables):
+            return False
+        if (kv_lens > plan.tail_limit).any() or (kv_lens < self._kv_lens).any():
+            return False
+        for table, planned, kv_len in zip(tables, self._tables, self._kv_lens.tolist(), strict=True):
+            if table is not planned:
+                num_pages = -(-kv_len // self._tiling.page_size)
+                if not np.array_equal(table[:num_pages], planned[:num_pages]):
+                    return False
+        return True
