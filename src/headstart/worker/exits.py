@@ -1,0 +1,20 @@
+"""Exit statuses of Headstart's processes. The launcher restarts by them, so they are part of the interface."""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Negative statuses (a signal) and any number not named here count as a crash: the launcher restarts it."""
+
+    DRAINED = 0  # asked to stop, finished what ran: not restarted
+    CRASHED = 1  # a bug (InvariantError or any other exception): restarted
+    BAD_SETTINGS = 2  # settings, model or port that cannot work: not restarted
+    DEVICE_FAILED = 3  # WorkerError: the device, the model or the transport failed: restarted
+    NAME_TAKEN = 4  # another process of this name holds the lock: not restarted
+    WEDGED = 5  # the watchdog found the loop stuck: restarted
+    GATEWAY_LOST = 6  # the gateway could not be reached for too long: restarted
+
+    @classmethod
+    def restarts(cls, status: int) -> bool:
+        """Whether a launcher starts the worker again after this status."""
+        return status not in (cls.DRAINED, cls.BAD_SETTINGS, cls.NAME_TAKEN)

@@ -1,0 +1,55 @@
+"""An exclusive lock file per worker name, held for life.
+
+Whoever holds it is the only process of that name: getting it proves that the former incarnation has ended, and that
+nothing it posted can land any more. The kernel drops the lock when the process ends, however it ends.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from headstart.core.errors import HeadstartError
+
+
+class NameTaken(HeadstartError):
+    """Another living process holds the name."""
+
+
+def runtime_dir(join_address: str) -> Path:
+    """Where lock files of the cluster behind `join_address` (HOST:PORT) lie on this machine."""
+    host, _, port = join_address.rpartition(":")
+    with contextlib.suppress(OSError):  # an unresolvable name still names one cluster
+        host = socket.gethostbyname(host)
+    base = os.environ.get("HEADSTART_RUNTIME") or os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/headstart-{os.getuid()}"
+    return Path(base) / "headstart" / f"{host}_{port}"
+
+
+class NameLock:
+    """Holds `directory/name.lock`."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self._descriptor = descriptor
+        self.path = path
+
+    @classmethod
+    def acquire(cls, directory: Path, name: str) -> "NameLock":
+        """Take the lock and write our process id into it. Raises NameTaken without waiting."""
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = directory / f"{name}.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise NameTaken(f"{name} already runs (process {holder or 'unknown'} holds {path})") from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return cls(descriptor, path)
+
+    def release(self) -> None:
+        """Give the name up. A process that ends without it gives it up too. The file stays: removing it would let two
+        processes hold locks on two files of one name."""
+        os.close(self._descriptor)
