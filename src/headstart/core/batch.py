@@ -35,6 +35,7 @@ class Row:
     start: int
     pages: Int32Array  # [>= ceil((start + num_new) / page_size)]
     sample: SampleSpec | None = None  # None: fill KV only
+    namespace: bytes = b""  # of the sequence's KV: rows of different namespaces never read the same page
 
 
 @dataclass(frozen=True, slots=True)

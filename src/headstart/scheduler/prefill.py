@@ -218,7 +218,9 @@ class PrefillScheduler:
                 continue
             stop = run.num_computed + num_new
             pages = run.lease.pages[: pages_for(stop, self._page_size)]
-            rows.append(Row(len(rows), run.call.message.tokens[run.num_computed : stop], run.num_computed, pages))
+            message = run.call.message
+            tokens = message.tokens[run.num_computed : stop]
+            rows.append(Row(len(rows), tokens, run.num_computed, pages, namespace=message.namespace))
             chunks.append(Chunk(run, num_new, pages))
             self._cache.hold(pages)
             budget -= num_new
