@@ -1,0 +1,115 @@
+"""One choice of one request on its way through the workers.
+
+    Queued ─► Submitted ─► Running ─► (finished | failed)
+      ▲           │           │  └──► Stopping ─► (finished)
+      └───────────┴───────────┘
+      worker died, left or was too busy; a gap in the tokens
+
+Queued     on no worker; waits for one that may take it
+Submitted  a worker was asked and has not answered
+Running    a worker has it
+Stopping   the client has all it wanted (a stop string); only the worker's last word on its cost is awaited
+
+Each hand-over to a worker is an attempt with its own number. Whatever carries another number is late.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec import structs
+
+from headstart.core.arrays import int32_array
+from headstart.core.errors import ErrorCode
+from headstart.core.messages import Failed, Finished, TokenDelta, WorkerRef
+from headstart.core.request import ChoiceRef, FinishReason, Request, RequestStats
+
+
+class Sink(Protocol):
+    """Receives one choice: tokens in order, each once, then exactly one of finished and failed.
+
+    Never blocks and never raises; may call back into the dispatcher.
+    """
+
+    def on_tokens(self, delta: TokenDelta) -> None: ...
+
+    def on_finished(self, finished: Finished) -> None: ...
+
+    def on_failed(self, failed: Failed) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    worker: WorkerRef
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    worker: WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    worker: WorkerRef
+    since: float
+
+
+Place = Queued | Submitted | Running | Stopping
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """A request, where it is, and what it has produced."""
+
+    request: Request  # as the client made it; its ref has attempt 0
+    sink: Sink
+    deadline: float
+    place: Place
+    attempt: int = -1  # of the latest hand-over; -1 before the first
+    tokens: list[int] = field(default_factory=list)  # accepted outputs, over all attempts
+    num_deaths: int = 0  # workers that died while they had it
+    num_setbacks: int = 0  # hand-overs that came to nothing, refusals for want of room apart
+    refusals: dict[WorkerRef, ErrorCode] = field(default_factory=dict)  # since it last ran
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.request.ref.request_id, self.request.ref.choice
+
+    @property
+    def ref(self) -> ChoiceRef:
+        return ChoiceRef(*self.key, max(self.attempt, 0))
+
+    @property
+    def worker(self) -> WorkerRef | None:
+        return None if isinstance(self.place, Queued) else self.place.worker
+
+    @property
+    def num_tokens(self) -> int:
+        """Longest the sequence can become."""
+        return len(self.request.prompt) + self.request.stop.max_new_tokens
+
+    def at_attempt(self, now: float) -> Request:
+        """The request to send for the current attempt: what it has produced goes along as output ids."""
+        return structs.replace(
+            self.request,
+            ref=self.ref,
+            output_ids=int32_array(self.tokens),
+            remaining_s=max(self.deadline - now, 0.0),
+        )
+
+    def completion(self) -> Finished | None:
+        """The end that the accepted tokens already imply: their worker died before it could say so."""
+        stop, last = self.request.stop, self.tokens[-1] if self.tokens else None
+        if last in stop.stop_token_ids and len(self.tokens) > stop.min_new_tokens:
+            return self.finished(FinishReason.STOP, stop_token_id=last)
+        if len(self.tokens) >= stop.max_new_tokens:
+            return self.finished(FinishReason.LENGTH)
+        return None
+
+    def finished(self, reason: str, stats: RequestStats | None = None, stop_token_id: int | None = None) -> Finished:
+        return Finished(self.ref, reason, len(self.tokens), stats or RequestStats(), stop_token_id)

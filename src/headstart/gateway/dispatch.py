@@ -1,0 +1,431 @@
+"""Dispatcher: gets every choice served by some decode worker, whatever becomes of the workers. Pure and single-threaded.
+
+A choice's states are in `choice`, a worker's in `registry`. Invariants:
+
+- every submitted choice ends in exactly one on_finished or on_failed, at the latest at its deadline;
+- its sink sees output `i` exactly once and in order: only the current attempt's tokens at the expected index count;
+- after a hand-over the former worker is told to stop, and told again whenever it is heard to go on;
+- a choice that was on two workers that died is failed, not tried on a third: it may be what killed them.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from random import Random
+
+import numpy as np
+from msgspec import structs
+
+from headstart.core.clock import Clock
+from headstart.core.errors import ErrorCode
+from headstart.core.messages import (
+    Accepted,
+    Cancel,
+    Failed,
+    Finished,
+    Flushed,
+    Heartbeat,
+    Join,
+    KillRequest,
+    LauncherHello,
+    Leave,
+    Message,
+    Rejected,
+    Submit,
+    TokenDelta,
+    Tokens,
+    WorkerExited,
+    WorkerRef,
+)
+from headstart.core.request import ChoiceRef, FinishReason, Request
+from headstart.gateway.choice import Choice, Queued, Running, Sink, Stopping, Submitted
+from headstart.gateway.flush import FlushDone, Flushes
+from headstart.gateway.limits import DispatchLimits
+from headstart.gateway.policy import DecodePolicy, PrefixAffinity, rank_prefill
+from headstart.gateway.prefix_index import PrefixIndex
+from headstart.gateway.registry import Registry, WorkerRecord, WorkerState
+
+Send = Callable[[str, Message], None]
+"""(recipient, message); never blocks, never raises for a peer that is gone."""
+
+LAUNCHER = "launcher"
+DECODE = "decode"
+PREFILL = "prefill"
+
+
+class Dispatcher:
+    """Submissions in, messages out. Drive it with `handle` for every message, then `advance`."""
+
+    def __init__(
+        self, clock: Clock, send: Send, rng: Random, limits: DispatchLimits, policy: DecodePolicy | None = None
+    ) -> None:
+        self._clock = clock
+        self._send = send
+        self._limits = limits
+        self._policy = policy or PrefixAffinity(self.open_choices, rng, PrefixIndex())
+        self._choices: dict[str, dict[int, Choice]] = {}  # request id -> choice -> Choice
+        self._open: Counter[WorkerRef] = Counter()
+        self._launchers: dict[str, tuple[str, ...]] = {}
+        self._told: OrderedDict[ChoiceRef, float] = OrderedDict()  # stale attempts told to stop, and when
+        self._next_sweep = float("-inf")
+        self._next_deadline = float("inf")
+        self.registry = Registry(limits)
+        self.flushes = Flushes(send, limits.resubmit_after_s)
+        self.counters: Counter[str] = Counter()
+
+    # ---- the client's side -------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Take one choice. Its end, also a refusal, comes through the sink, possibly before this returns.
+
+        Choices of one request share its id and go to the same decode worker. `remaining_s` starts the deadline.
+        """
+        now = self._clock.now()
+        choice = Choice(request, sink, now + request.remaining_s, Queued(now), tokens=list(request.output_ids))
+        if self.num_unfinished >= self._limits.max_unfinished:
+            sink.on_failed(Failed(choice.ref, ErrorCode.BUSY, "too many unfinished requests, try again later"))
+            return
+        self.counters["submitted"] += 1
+        self._next_deadline = min(self._next_deadline, choice.deadline)
+        self._choices.setdefault(choice.key[0], {})[choice.key[1]] = choice
+        self._place(choice, now)
+
+    def cancel(self, request_id: str, code: ErrorCode = ErrorCode.CANCELLED, message: str = "cancelled") -> None:
+        """End every unfinished choice of a request."""
+        for choice in list(self._choices.get(request_id, {}).values()):
+            self._abandon(choice, code, message)
+
+    def stop(self, request_id: str, choice_index: int) -> None:
+        """The client has all it wanted of this choice: end it as finished, with the worker's stats if they come."""
+        choice = self._choices.get(request_id, {}).get(choice_index)
+        if choice is None or isinstance(choice.place, Stopping):
+            return
+        if isinstance(choice.place, Queued):
+            self._finish(choice, choice.finished(FinishReason.STOP))
+            return
+        choice.place = Stopping(choice.place.worker, self._clock.now())
+        self._send(str(choice.place.worker), Cancel(choice.ref))
+
+    def flush(self, done: FlushDone) -> None:
+        """Drop unpinned cache pages on every worker; `done(ok, pages)` once. Refused while anything is unfinished."""
+        if self.num_unfinished:
+            done(False, 0)
+            return
+        workers = [record.ref for record in self.registry.all() if record.may_return]
+        self.flushes.start(workers, self._clock.now(), done)
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(map(len, self._choices.values()))
+
+    def open_choices(self, worker: WorkerRef) -> int:
+        return self._open[worker]
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Longest prompt plus output that some decode worker can hold; None while no worker is known."""
+        known = [record.join.capacity_tokens for record in self.registry.of_role(DECODE) if record.may_return]
+        return max(known, default=None)
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.registry.alive(DECODE))
+
+    def iter_choices(self) -> Iterator[Choice]:
+        return (choice for choices in self._choices.values() for choice in choices.values())
+
+    # ---- the workers' side -------------------------------------------------------------------------------------------
+
+    def handle(self, sender: str, message: Message) -> None:
+        """Take a message. Unexpected, late and duplicate ones are counted and ignored."""
+        match message:
+            case Tokens():
+                for delta in message.deltas:
+                    self._on_tokens(sender, delta)
+            case Accepted() | Rejected() | Finished() | Failed():
+                self._on_word(sender, message)
+            case Join() | Heartbeat() | Leave():
+                self._on_sign_of_life(sender, message)
+            case WorkerExited() | LauncherHello():
+                self._on_launcher(sender, message)
+            case KillRequest():
+                self._on_kill_request(sender, message)
+            case Flushed():
+                self.flushes.answered(sender, message)
+            case _:
+                self.counters["unexpected_messages"] += 1
+
+    def advance(self) -> float | None:
+        """Work that time drives: deadlines, repeats, silent workers. Returns when to come back at the latest."""
+        now = self._clock.now()
+        if now >= self._next_sweep:
+            self._sweep(now)
+        elif now >= self._next_deadline:
+            self._expire(now)
+        is_idle = not self.num_unfinished and not self.flushes.is_open and not any(self.registry.all())
+        return None if is_idle else min(self._next_sweep, self._next_deadline)
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+
+    def _current(self, sender: str, ref: ChoiceRef) -> Choice | None:
+        """The choice this is about, if it comes from the worker and attempt that have it now."""
+        choice = self._choices.get(ref.request_id, {}).get(ref.choice)
+        if choice is None or choice.attempt != ref.attempt or str(choice.worker) != sender:
+            return None
+        return choice
+
+    def _on_tokens(self, sender: str, delta: TokenDelta) -> None:
+        choice = self._current(sender, delta.ref)
+        if choice is None:
+            self.counters["late_tokens"] += len(delta.token_ids)
+            self._tell_stale(sender, delta.ref)
+            return
+        if isinstance(choice.place, Stopping):
+            return
+        self._note_running(choice)
+        if delta.index < len(choice.tokens):
+            self.counters["duplicate_tokens"] += len(delta.token_ids)
+        elif delta.index > len(choice.tokens):
+            self._on_gap(choice)
+        else:
+            choice.tokens.extend(delta.token_ids)
+            choice.sink.on_tokens(delta)
+
+    def _note_running(self, choice: Choice) -> None:
+        if isinstance(choice.place, Submitted):
+            choice.place = Running(choice.place.worker)
+            choice.refusals.clear()
+
+    def _on_gap(self, choice: Choice) -> None:
+        self.counters["gaps"] += 1
+        assert choice.worker is not None
+        self._send(str(choice.worker), Cancel(choice.ref))
+        self._requeue(choice, self._clock.now())
+
+    def _on_word(self, sender: str, message: Accepted | Rejected | Finished | Failed) -> None:
+        choice = self._current(sender, message.ref)
+        if choice is None:
+            self.counters["late_words"] += 1
+            if isinstance(message, Accepted):
+                self._tell_stale(sender, message.ref)
+            return
+        if isinstance(choice.place, Stopping):
+            if not isinstance(message, Accepted):
+                stats = message.stats if isinstance(message, Finished | Failed) else None
+                self._finish(choice, choice.finished(FinishReason.STOP, stats))
+            return
+        match message:
+            case Accepted():
+                self._note_running(choice)
+            case Rejected():
+                self._on_rejected(choice, message)
+            case Finished() if message.num_tokens > len(choice.tokens):
+                self._on_gap(choice)
+            case Finished():
+                self._finish(choice, message)
+            case Failed() if message.code in (ErrorCode.CANCELLED, ErrorCode.UNAVAILABLE):
+                self._requeue(choice, self._clock.now())  # it gave up on us or drains: nobody here asked for that
+            case Failed():
+                self._fail(choice, message.code, message.message)
+
+    def _on_rejected(self, choice: Choice, message: Rejected) -> None:
+        assert choice.worker is not None
+        if message.code not in (ErrorCode.BUSY, ErrorCode.UNAVAILABLE):
+            self._fail(choice, message.code, message.message)
+            return
+        self.counters["refused"] += 1
+        choice.refusals[choice.worker] = message.code
+        choice.num_setbacks -= 1  # a full queue is nothing that counts against the request
+        self._requeue(choice, self._clock.now())
+
+    def _on_sign_of_life(self, sender: str, message: Join | Heartbeat | Leave) -> None:
+        now, ref = self._clock.now(), message.worker
+        if sender not in (str(ref), f"hb:{ref}"):
+            self.counters["foreign_messages"] += 1
+            return
+        match message:
+            case Join():
+                replaced = self.registry.join(message, now)
+                if replaced is not None:
+                    self._lose(replaced, now, died=True)
+            case Heartbeat():
+                if not self.registry.heartbeat(message, now):
+                    self.counters["unknown_heartbeats"] += 1
+                return
+            case Leave():
+                if self.registry.end(ref):
+                    self._lose(ref, now, died=False)
+        self._sweep(now)
+
+    def _on_launcher(self, sender: str, message: WorkerExited | LauncherHello) -> None:
+        if isinstance(message, LauncherHello):
+            self._launchers[sender] = message.workers
+            return
+        if sender != LAUNCHER and sender not in self._launchers:
+            self.counters["foreign_messages"] += 1
+            return
+        for record in self.registry.all():
+            if record.ref != message.worker and record.state is not WorkerState.ENDED:
+                self._send(str(record.ref), message)
+        if self.registry.end(message.worker):
+            self._lose(message.worker, self._clock.now(), died=True)
+        self._sweep(self._clock.now())
+
+    def _on_kill_request(self, sender: str, message: KillRequest) -> None:
+        if sender not in map(str, (record.ref for record in self.registry.of_role(DECODE))):
+            self.counters["foreign_messages"] += 1
+            return
+        name = message.worker.name
+        owner = next((launcher for launcher, names in self._launchers.items() if name in names), LAUNCHER)
+        self.counters["kill_requests"] += 1
+        self._send(owner, message)
+
+    def _tell_stale(self, sender: str, ref: ChoiceRef) -> None:
+        """Repeat to a worker that it no longer has this attempt, at most once in a while."""
+        now = self._clock.now()
+        if now - self._told.get(ref, float("-inf")) < self._limits.resubmit_after_s:
+            return
+        self._told[ref] = now
+        self._told.move_to_end(ref)
+        while len(self._told) > self._limits.max_unfinished:
+            self._told.popitem(last=False)
+        self._send(sender, Cancel(ref))
+
+    # ---- time --------------------------------------------------------------------------------------------------------
+
+    def _sweep(self, now: float) -> None:
+        for record in self.registry.judge(now):
+            if not record.may_return:
+                self._lose(record.ref, now, died=True)
+        membership = self.registry.membership()
+        for record in self.registry.of_role(DECODE):
+            if record.may_return:
+                self._send(str(record.ref), membership)
+        self._next_sweep = now + self._limits.beat_s
+        self._expire(now)
+        for choice in list(self.iter_choices()):
+            self._nudge(choice, now)
+        self.flushes.expire(now)
+
+    def _expire(self, now: float) -> None:
+        for choice in [choice for choice in self.iter_choices() if choice.deadline <= now]:
+            if isinstance(choice.place, Stopping):
+                self._finish(choice, choice.finished(FinishReason.STOP))
+            else:
+                self._abandon(choice, ErrorCode.DEADLINE, "the request's deadline has passed")
+        self._next_deadline = min((choice.deadline for choice in self.iter_choices()), default=float("inf"))
+
+    def _nudge(self, choice: Choice, now: float) -> None:
+        """Do what is due for a choice that waits for an answer or for a worker."""
+        match choice.place:
+            case Queued():
+                choice.refusals.clear()
+                self._place(choice, now)
+            case Submitted(worker, sent_at) if now - sent_at >= self._limits.resubmit_after_s:
+                choice.place = Submitted(worker, now)
+                self._send(str(worker), Submit(choice.at_attempt(now), self._ranking(choice)))
+            case Stopping(_, since) if now - since >= self._limits.resubmit_after_s:
+                self._finish(choice, choice.finished(FinishReason.STOP))
+
+    def _lose(self, worker: WorkerRef, now: float, *, died: bool) -> None:
+        """Nothing more will come of this worker: its choices go elsewhere. Harmless if it turns out to live."""
+        self.flushes.lost(str(worker))
+        for choice in [choice for choice in self.iter_choices() if choice.worker == worker]:
+            self._send(str(worker), Cancel(choice.ref))
+            if isinstance(choice.place, Stopping):
+                self._finish(choice, choice.finished(FinishReason.STOP))
+                continue
+            choice.num_deaths += died
+            self._requeue(choice, now)
+
+    # ---- moving a choice ---------------------------------------------------------------------------------------------
+
+    def _requeue(self, choice: Choice, now: float) -> None:
+        choice.num_setbacks += 1
+        if (completion := choice.completion()) is not None:
+            self._finish(choice, completion)
+        elif choice.num_deaths >= 2:
+            self._fail(choice, ErrorCode.WORKER_LOST, "two workers died while they served this request")
+        elif choice.num_setbacks >= self._limits.max_setbacks:
+            self._fail(choice, ErrorCode.UNAVAILABLE, f"no worker completed this in {choice.attempt + 1} attempts")
+        else:
+            self._set_place(choice, Queued(now))
+            self._place(choice, now)
+
+    def _place(self, choice: Choice, now: float) -> None:
+        """Hand a queued choice to a worker, leave it queued, or fail it."""
+        workers = [record for record in self.registry.of_role(DECODE) if record.may_return]
+        if not workers:
+            self._wait_for_worker(choice, now)
+            return
+        if max(record.join.capacity_tokens for record in workers) < choice.num_tokens:
+            message = f"prompt and max_tokens need {choice.num_tokens} tokens, more than any worker can hold"
+            self._fail(choice, ErrorCode.TOO_LONG, message)
+            return
+        able = [record for record in workers if record.is_alive and record.join.capacity_tokens >= choice.num_tokens]
+        free = [record for record in able if record.ref not in choice.refusals]
+        if free:
+            self._hand_over(choice, self._pick(choice, free), now)
+        elif able and choice.num_setbacks == 0:
+            is_full = ErrorCode.BUSY in choice.refusals.values()
+            code = ErrorCode.BUSY if is_full else ErrorCode.UNAVAILABLE
+            self._fail(choice, code, "no worker takes new requests now, try again later")
+
+    def _wait_for_worker(self, choice: Choice, now: float) -> None:
+        assert isinstance(choice.place, Queued)
+        if choice.attempt < 0:
+            self._fail(choice, ErrorCode.UNAVAILABLE, "no decode worker is available")
+        elif now - choice.place.since >= self._limits.resume_wait_s:
+            self._fail(choice, ErrorCode.WORKER_LOST, "its worker died and no other has taken its place")
+
+    def _pick(self, choice: Choice, free: list[WorkerRecord]) -> WorkerRecord:
+        siblings = {sibling.worker for sibling in self._choices[choice.key[0]].values() if sibling is not choice}
+        together = [record for record in free if record.ref in siblings]
+        if together:
+            return together[0]
+        return self._policy.pick(choice.request.namespace, choice.request.prompt, free)
+
+    def _hand_over(self, choice: Choice, record: WorkerRecord, now: float) -> None:
+        choice.attempt += 1
+        self.counters["resubmitted"] += choice.attempt > 0
+        self._set_place(choice, Submitted(record.ref, now))
+        request = choice.at_attempt(now)
+        self._policy.note(request.namespace, request.prompt, record.ref)
+        self._send(str(record.ref), Submit(request, self._ranking(choice)))
+
+    def _ranking(self, choice: Choice) -> tuple[str, ...]:
+        num_tokens = len(choice.request.prompt) + len(choice.tokens)
+        return rank_prefill(num_tokens, self.registry.alive(PREFILL))
+
+    def _set_place(self, choice: Choice, place: Queued | Submitted) -> None:
+        if choice.worker is not None:
+            self._open[choice.worker] -= 1
+        choice.place = place
+        if choice.worker is not None:
+            self._open[choice.worker] += 1
+
+    # ---- ends --------------------------------------------------------------------------------------------------------
+
+    def _abandon(self, choice: Choice, code: ErrorCode, message: str) -> None:
+        if choice.worker is not None:
+            self._send(str(choice.worker), Cancel(choice.ref, code))
+        self._fail(choice, code, message)
+
+    def _finish(self, choice: Choice, finished: Finished) -> None:
+        if choice.worker is not None and choice.request.cacheable:
+            held = np.concatenate([choice.request.prompt, np.array(choice.tokens, dtype=np.int32)])
+            self._policy.note(choice.request.namespace, held, choice.worker)
+        self._remove(choice)
+        self.counters["finished"] += 1
+        choice.sink.on_finished(structs.replace(finished, num_tokens=len(choice.tokens)))
+
+    def _fail(self, choice: Choice, code: ErrorCode, message: str) -> None:
+        self._remove(choice)
+        self.counters[f"failed_{code.value}"] += 1
+        choice.sink.on_failed(Failed(choice.ref, code, message))
+
+    def _remove(self, choice: Choice) -> None:
+        self._set_place(choice, Queued(0.0))
+        siblings = self._choices[choice.key[0]]
+        del siblings[choice.key[1]]
+        if not siblings:
+            del self._choices[choice.key[0]]

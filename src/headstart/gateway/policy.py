@@ -1,0 +1,83 @@
+"""Which decode worker gets a request, and in which order prefill workers are offered to it. Pure decisions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from headstart.core.arrays import Int32Array
+from headstart.core.messages import WorkerRef
+from headstart.gateway.prefix_index import PrefixIndex
+from headstart.gateway.registry import WorkerRecord
+
+OpenChoices = Callable[[WorkerRef], int]
+"""Choices this gateway has open on a worker: newer than any heartbeat."""
+
+
+class DecodePolicy(Protocol):
+    def pick(self, namespace: bytes, tokens: Int32Array, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
+        """The worker for a prompt; `candidates` is never empty."""
+        ...
+
+    def note(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
+        """`worker` was given `tokens`, or has just finished them."""
+        ...
+
+
+def load_of(record: WorkerRecord, open_choices: OpenChoices) -> int:
+    """Choices on a worker: what it last said, or what we know to be there if that is more."""
+    return max(record.load.num_running + record.load.num_waiting, open_choices(record.ref))
+
+
+@dataclass(frozen=True, slots=True)
+class LeastLoaded:
+    """The decode worker with the fewest choices; ties are drawn."""
+
+    open_choices: OpenChoices
+    rng: Random
+
+    def pick(self, namespace: bytes, tokens: Int32Array, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
+        return min(candidates, key=lambda record: (load_of(record, self.open_choices), self.rng.random()))
+
+    def note(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixAffinity:
+    """Prefer the worker that probably holds the prompt, unless the others are idle enough.
+
+    Cost in tokens: what is not held there, plus `tokens_per_choice` for every choice already on it. A hit therefore
+    wins over a few waiting requests and never over a long queue.
+    """
+
+    open_choices: OpenChoices
+    rng: Random
+    index: PrefixIndex
+    tokens_per_choice: int = 256
+
+    def pick(self, namespace: bytes, tokens: Int32Array, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
+        if len(candidates) == 1:
+            return candidates[0]
+        held = self.index.match(namespace, tokens)
+
+        def cost(record: WorkerRecord) -> tuple[int, float]:
+            queue = self.tokens_per_choice * load_of(record, self.open_choices)
+            return len(tokens) - held.get(record.ref, 0) + queue, self.rng.random()
+
+        return min(candidates, key=cost)
+
+    def note(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
+        self.index.record(namespace, tokens, worker)
+
+
+def rank_prefill(num_tokens: int, workers: Sequence[WorkerRecord]) -> tuple[str, ...]:
+    """Names of the prefill workers that can hold `num_tokens`, the shortest queue first.
+
+    The first is charged with the prompt until its next heartbeat says what became of it.
+    """
+    able = [record for record in workers if record.join.capacity_tokens >= num_tokens]
+    able.sort(key=lambda record: (record.load.queued_tokens + record.unreported_tokens, record.ref.name))
+    if able:
+        able[0].unreported_tokens += num_tokens
+    return tuple(record.ref.name for record in able)

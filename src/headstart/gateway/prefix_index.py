@@ -1,0 +1,53 @@
+"""Where prefixes probably are, from the gateway's own decisions alone: hash chain of token chunks -> workers.
+
+A guess that costs nothing to be wrong about: the decode worker's own radix cache decides what is reused.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from headstart.core.arrays import Int32Array
+from headstart.core.messages import WorkerRef
+
+
+class PrefixIndex:
+    """Bounded LRU of chunk hashes. `chunk_len` tokens share an entry; at most `max_chunks` entries are kept."""
+
+    def __init__(self, chunk_len: int = 64, max_chunks: int = 200_000) -> None:
+        self._chunk_len = chunk_len
+        self._max_chunks = max_chunks
+        self._holders: OrderedDict[bytes, tuple[WorkerRef, ...]] = OrderedDict()
+
+    def record(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
+        """`worker` is about to hold, or holds, KV of `tokens` [n]."""
+        for key in self._chain(namespace, tokens):
+            holders = self._holders.get(key, ())
+            if worker not in holders:
+                holders = (*holders, worker)[-4:]
+            self._holders[key] = holders
+            self._holders.move_to_end(key)
+        while len(self._holders) > self._max_chunks:
+            self._holders.popitem(last=False)
+
+    def match(self, namespace: bytes, tokens: Int32Array) -> dict[WorkerRef, int]:
+        """Tokens of the prompt each worker probably holds; workers that hold nothing are absent."""
+        held: dict[WorkerRef, int] = {}
+        for depth, key in enumerate(self._chain(namespace, tokens), start=1):
+            holders = self._holders.get(key)
+            if holders is None:
+                break
+            for worker in holders:
+                held[worker] = depth * self._chunk_len
+        return held
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def _chain(self, namespace: bytes, tokens: Int32Array) -> Iterator[bytes]:
+        digest = namespace
+        raw = tokens.astype("<i4", copy=False).tobytes()
+        step = self._chunk_len * 4
+        for start in range(0, len(raw) - step + 1, step):
+            digest = hashlib.blake2b(digest + raw[start : start + step], digest_size=16).digest()
+            yield digest

@@ -1,0 +1,149 @@
+"""Which workers there are and whether they may be given work.
+
+    (join) ─► alive ◄─► suspect ─► dead ─► alive (heard again: it was only slow)
+                │          │         │
+                └──────────┴─────────┴─► ended (exit status, leave, or a later incarnation joined)
+
+alive    takes new work
+suspect  silent for `suspect_after_s`, or its loop has not come round for that long: no new work
+dead     silent for `dead_after_s`, or its loop wedged for `wedged_after_s`: its requests fail over
+ended    its process is gone; nothing brings this incarnation back
+
+Peers see dead and ended alike: whether pages may be reused is decided by WorkerExited, not here. One record a name.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from headstart.core.messages import Heartbeat, Join, Membership, PeerState, WorkerLoad, WorkerRef
+from headstart.gateway.limits import DispatchLimits
+
+
+class WorkerState(StrEnum):
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class WorkerRecord:
+    """One worker process as the gateway knows it."""
+
+    join: Join
+    heard_at: float
+    loop_age_s: float = 0.0  # as of heard_at
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+    state: WorkerState = WorkerState.ALIVE
+    unreported_tokens: int = 0  # prompt tokens ranked onto this prefill worker since its last heartbeat
+
+    @property
+    def ref(self) -> WorkerRef:
+        return self.join.worker
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state is WorkerState.ALIVE
+
+    @property
+    def may_return(self) -> bool:
+        return self.state in (WorkerState.ALIVE, WorkerState.SUSPECT)
+
+
+class Registry:
+    """Records of workers by name. Judges silence against the time it is given."""
+
+    def __init__(self, limits: DispatchLimits) -> None:
+        self._limits = limits
+        self._records: dict[str, WorkerRecord] = {}
+        self._ended: dict[str, int] = {}  # name -> latest incarnation known to have ended
+        self._judged_at: float | None = None
+
+    def join(self, message: Join, now: float) -> WorkerRef | None:
+        """Take a worker in; returns the earlier incarnation it replaces, which has ended. Repeats change nothing."""
+        ref = message.worker
+        known = self._records.get(ref.name)
+        if ref.incarnation <= self._ended.get(ref.name, -1):
+            return None
+        if known is not None and known.ref.incarnation >= ref.incarnation:
+            return None
+        self._records[ref.name] = WorkerRecord(message, heard_at=now)
+        if known is None:
+            return None
+        self._ended[ref.name] = known.ref.incarnation
+        return known.ref
+
+    def heartbeat(self, message: Heartbeat, now: float) -> bool:
+        """Note a sign of life; False when this worker never joined or has ended."""
+        record = self.get(message.worker)
+        if record is None or record.state is WorkerState.ENDED:
+            return False
+        record.heard_at = now
+        record.loop_age_s = message.loop_age_s
+        record.load = message.load
+        record.unreported_tokens = 0
+        return True
+
+    def end(self, ref: WorkerRef) -> bool:
+        """This process is gone. True if the record changed."""
+        self._ended[ref.name] = max(ref.incarnation, self._ended.get(ref.name, -1))
+        record = self.get(ref)
+        if record is None or record.state is WorkerState.ENDED:
+            return False
+        record.state = WorkerState.ENDED
+        return True
+
+    def judge(self, now: float) -> list[WorkerRecord]:
+        """Recompute states; returns the records whose state changed.
+
+        Time in which this process itself stood still is not held against the workers.
+        """
+        if self._judged_at is not None:
+            stall = now - self._judged_at - self._limits.own_stall_s
+            if stall > 0:
+                for record in self._records.values():
+                    record.heard_at = min(now, record.heard_at + stall)
+        self._judged_at = now
+        changed = []
+        for record in self._records.values():
+            state = self._state(record, now)
+            if state is not record.state:
+                record.state = state
+                changed.append(record)
+        return changed
+
+    def get(self, ref: WorkerRef) -> WorkerRecord | None:
+        record = self._records.get(ref.name)
+        return record if record is not None and record.ref == ref else None
+
+    def of_role(self, role: str) -> Iterator[WorkerRecord]:
+        return (record for record in self._records.values() if record.join.role == role)
+
+    def alive(self, role: str) -> list[WorkerRecord]:
+        return [record for record in self.of_role(role) if record.is_alive]
+
+    def all(self) -> Iterator[WorkerRecord]:
+        return iter(self._records.values())
+
+    def membership(self) -> Membership:
+        return Membership(
+            tuple(
+                PeerState(record.ref, record.join.peer_address, _public_state(record.state))
+                for record in self.of_role("prefill")
+            )
+        )
+
+    def _state(self, record: WorkerRecord, now: float) -> WorkerState:
+        if record.state is WorkerState.ENDED:
+            return WorkerState.ENDED
+        silence = now - record.heard_at
+        if silence > self._limits.dead_after_s or record.loop_age_s > self._limits.wedged_after_s:
+            return WorkerState.DEAD
+        if silence > self._limits.suspect_after_s or record.loop_age_s > self._limits.stale_loop_s:
+            return WorkerState.SUSPECT
+        return WorkerState.ALIVE
+
+
+def _public_state(state: WorkerState) -> str:
+    return (WorkerState.DEAD if state is WorkerState.ENDED else state).value
