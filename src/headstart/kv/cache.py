@@ -1,85 +1,267 @@
 """PrefixCache: the one place that hands out, shares and takes back KV pages.
 
-STATUS: interface agreed on; the kv package implements it.
+Life of a lease: taken by `try_lease`, grown by `try_extend`, edited by `try_replace`, ended by `release`. While it lives
+it holds
+
+    pages[:num_shared]   pages of the tree, pinned by it: the path of its tokens
+    pages[num_shared:]   private pages, its own alone
+
+and `commit` moves pages from the second part to the first. Whole pages of KV that is written and fenced are all that
+is ever committed, and only committed pages are matched.
+
+Invariant: a page's leases are the live leases that list it; a node's pins are the live leases whose shared part runs
+through it. Every call that may fail for want of pages changes nothing when it does.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headstart.core.arrays import Int32Array
+from headstart.core.errors import InvariantError
+from headstart.kv.eviction import LruOrder, evict
+from headstart.kv.ledger import CACHED, PageCounts, PageLedger
+from headstart.kv.tree import Node, RadixTree, Walk
+
+__all__ = ["Match", "PageCounts", "PageLease", "PrefixCache"]
 
 
-@dataclass(frozen=True, slots=True)
-class PageCounts:
-    """Pages by state; they add up to the pool."""
-
-    inflight: int  # a ticket covers it, or no lease holds it and a launched step may still touch it
-    private: int  # one lease
-    pinned: int  # in the tree, k >= 1 leases
-    cached: int  # in the tree, no lease
-    free: int
-
-
+@dataclass(frozen=True, slots=True, eq=False)
 class Match:
     """What the cache holds of a prompt when it was asked. Holds nothing; may be stale by the time it is leased."""
 
+    namespace: bytes
     num_pages: int
     prefix_len: int  # num_pages * page_size
+    _tokens: bytes  # the matched tokens
 
 
+@dataclass(slots=True, eq=False)
 class PageLease:
     """Right to a sequence's pages until released. Pages come in position order."""
 
-    pages: Int32Array  # page table, shared pages first; a fresh array after every change, never edited in place
-    num_shared: int  # leading pages that are in the tree and pinned by this lease
     namespace: bytes
+    pages: Int32Array  # page table, shared pages first; a fresh read-only array after every change
+    num_shared: int = 0  # leading pages that are in the tree and pinned by this lease
+    _end: Node | None = None  # the tree node that ends with the last shared page
 
 
 class PrefixCache:
-    """Radix cache over a pool of `num_pages` pages of `page_size` tokens."""
+    """Radix cache over a pool of `num_pages` pages of `page_size` tokens. Not thread-safe: the worker's loop owns it."""
 
-    def __init__(self, num_pages: int, page_size: int) -> None: ...
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._ledger = PageLedger(num_pages)
+        self._tree = RadixTree(page_size)
+        self._order = LruOrder(num_pages)
+        self._leases: set[PageLease] = set()
 
     def match(self, namespace: bytes, tokens: Int32Array, max_len: int | None = None) -> Match:
         """Longest committed prefix of `tokens[:max_len]`, in whole pages. Pure: changes nothing, not even LRU order."""
+        asked = _as_bytes(tokens if max_len is None else tokens[: max(max_len, 0)])
+        num_pages = self._tree.walk(namespace, asked).num_pages
+        return Match(namespace, num_pages, num_pages * self.page_size, asked[: num_pages * self._tree.page_bytes])
 
     def num_available(self, match: Match | None = None) -> int:
         """Pages `try_lease(match, n)` could take beyond the match: free plus evictable, without the match's own."""
+        available = self._ledger.num_free + self._ledger.num_cached
+        return available if match is None else available - self._num_cached(self._walk(match))
 
     def try_lease(self, match: Match, num_new: int) -> PageLease | None:
-        """Pin the match and allocate `num_new` pages behind it, evicting if needed; all or nothing."""
+        """Pin the match and allocate `num_new` pages behind it, evicting if needed; all or nothing.
+
+        None where there is no room, and where the match is stale: match again before the next try.
+        """
+        walk = self._walk(match)
+        available = self._ledger.num_free + self._ledger.num_cached - self._num_cached(walk)
+        if walk.num_pages < match.num_pages or num_new > available:
+            return None
+        shared, end = self._pin(walk, above=None)
+        self._order.touch(shared)
+        lease = PageLease(match.namespace, _table(shared, self._allocate(num_new)), len(shared), end)
+        self._leases.add(lease)
+        return lease
 
     def try_extend(self, lease: PageLease, num_new: int) -> bool:
         """Append `num_new` private pages; all or nothing."""
+        self._expect_live(lease)
+        if num_new > self.num_available():
+            return False
+        lease.pages = _table(lease.pages, self._allocate(num_new))
+        return True
 
     def try_replace(self, lease: PageLease, first: int, count: int) -> bool:
         """Give private pages [first, first + count) of the lease up for fresh ones; all or nothing."""
+        self._expect_live(lease)
+        last = first + count
+        if not lease.num_shared <= first <= last <= len(lease.pages):
+            raise InvariantError(f"pages [{first}, {last}) of the lease are not all private")
+        if count > self.num_available():
+            return False
+        old = lease.pages[first:last]
+        lease.pages = _table(lease.pages[:first], self._allocate(count), lease.pages[last:])
+        self._ledger.unlease(old)
+        return True
 
     def make_room(self, num_pages: int) -> int:
         """Evict in one pass until `num_pages` are free, if possible. Returns pages now free."""
+        if num_pages > self._ledger.num_free:
+            evict(self._tree, self._ledger, self._order, num_pages - self._ledger.num_free)
+        return self._ledger.num_free
 
     def commit(self, lease: PageLease, tokens: Int32Array, num_tokens: int) -> int:
         """Insert the lease's whole pages of `tokens[:num_tokens]` into the tree. Where the tree already has a page the
         lease is remapped to it and its own copy given up. Returns the number of pages remapped; a strict no-op where
-        nothing new is whole."""
+        nothing new is whole.
+
+        The caller vouches that their KV is written and fenced; a page that a peer may still write raises.
+        """
+        first, last = lease.num_shared, num_tokens // self.page_size
+        self._expect_committable(lease, len(tokens), num_tokens)
+        if last <= first:
+            return 0
+        own = lease.pages[first:last]
+        new_tokens = _as_bytes(tokens[first * self.page_size : last * self.page_size])
+        before = lease._end
+        walk = self._tree.walk_from(before, new_tokens) if before else self._tree.walk(lease.namespace, new_tokens)
+        shared, end = self._pin(walk, above=before)
+        num_known = len(shared)
+        lease.pages = _table(lease.pages[:first], shared, lease.pages[first + num_known :])
+        lease.num_shared, lease._end = last, end
+        if num_known < len(own):
+            parent = end or self._tree.root(lease.namespace)
+            edge = new_tokens[num_known * self._tree.page_bytes :]
+            lease._end = self._tree.insert(parent, edge, own[num_known:].copy())
+            self._ledger.enter_tree(own[num_known:])
+            self._tree.join(parent)
+        if before:
+            self._tree.join(before)
+        self._order.touch(lease.pages[:last])
+        self._ledger.unlease(own[:num_known])
+        return num_known
 
     def release(self, lease: PageLease) -> None:
         """Unpin shared pages, give private ones up. Exactly once per lease."""
+        self._expect_live(lease)
+        self._leases.remove(lease)
+        self._order.touch(lease.pages[: lease.num_shared])
+        self._ledger.unlease(lease.pages)
+        if lease._end:
+            self._tree.unpin(lease._end)
+            self._order.offer(lease._end)
 
     def open_write(self, pages: Int32Array) -> None:
         """A peer may write these pages from now on (its ticket owns them)."""
+        self._ledger.open_write(pages)
 
     def close_write(self, pages: Int32Array) -> None:
         """The peer's word, or proof of its end, that it writes these no more."""
+        self._ledger.close_write(pages)
 
     def hold(self, pages: Int32Array) -> None:
         """A launched step or an open transfer handle may touch these pages, whoever leases them."""
+        self._ledger.hold(pages)
 
-    def unhold(self, pages: Int32Array) -> None: ...
+    def unhold(self, pages: Int32Array) -> None:
+        """The step's event is past or the handle has ended: the counterpart of one `hold` of the same pages."""
+        self._ledger.unhold(pages)
 
     def flush(self) -> int:
         """Drop every unpinned page from the tree; returns how many."""
+        dropped = self._tree.prune()
+        if dropped:
+            self._ledger.leave_tree(np.concatenate([node.pages for node in dropped]))
+        return sum(len(node.pages) for node in dropped)
 
-    def counts(self) -> PageCounts: ...
+    def counts(self) -> PageCounts:
+        return self._ledger.counts()
 
     def check(self) -> None:
         """Raise InvariantError unless every page's owner set, the tree's pins and the free list agree."""
+        self._ledger.check()
+        self._tree.check()
+        pins = self._check_tree_pages()
+        self._check_leases(pins)
+
+    def _walk(self, match: Match) -> Walk:
+        """The match's path as it is now."""
+        return self._tree.walk(match.namespace, match._tokens)
+
+    def _num_cached(self, walk: Walk) -> int:
+        return int(np.count_nonzero(self._ledger.state[walk.pages()] == CACHED))
+
+    def _pin(self, walk: Walk, above: Node | None) -> tuple[Int32Array, Node | None]:
+        """Lease what a walk from below `above` matched. Returns its pages and the node that ends with them."""
+        shared = walk.pages()
+        if not len(shared):
+            return shared, above
+        end = self._tree.end(walk)
+        self._tree.pin(end, above)
+        self._ledger.lease(shared)
+        return shared, end
+
+    def _allocate(self, num_pages: int) -> Int32Array:
+        self.make_room(num_pages)
+        return self._ledger.allocate(num_pages)
+
+    def _expect_live(self, lease: PageLease) -> None:
+        if lease not in self._leases:
+            raise InvariantError("the lease was released before")
+
+    def _expect_committable(self, lease: PageLease, len_tokens: int, num_tokens: int) -> None:
+        self._expect_live(lease)
+        last = num_tokens // self.page_size
+        if num_tokens > len_tokens or last > len(lease.pages):
+            raise InvariantError(f"{num_tokens} tokens committed of {len_tokens} on {len(lease.pages)} pages")
+        if self._ledger.writer[lease.pages[lease.num_shared : last]].any():
+            raise InvariantError("a page that a peer may still write was committed")
+
+    def _check_tree_pages(self) -> NDArray[np.int32]:
+        """Each page's pins by the tree; no page in two nodes, none missing, stamps and leaves in order."""
+        pins = np.full(self.num_pages, -1, dtype=np.int32)
+        leaves: set[Node] = set()
+        num_pages = num_cached = 0
+        for node in self._tree.nodes():
+            pins[node.pages] = node.pins
+            num_pages += len(node.pages)
+            if not node.pins:
+                num_cached += int(np.count_nonzero(self._ledger.readers[node.pages] == 0))
+                if not node.children:
+                    leaves.add(node)
+            parent_pages = node.parent.pages[-1:] if node.parent else node.pages[:0]
+            if (np.diff(self._order.stamps[np.concatenate((parent_pages, node.pages))]) > 0).any():
+                raise InvariantError("a page was used later than the one before it")
+        if not np.array_equal(pins >= 0, self._ledger.in_tree) or num_pages != np.count_nonzero(pins >= 0):
+            raise InvariantError("a page is in two nodes, or the ledger and the tree disagree on what is in it")
+        if num_cached != self._ledger.num_cached or leaves != self._order.offered():
+            raise InvariantError("not everything that is counted as evictable would be evicted")
+        return pins
+
+    def _check_leases(self, pins: NDArray[np.int32]) -> None:
+        leases = np.zeros(self.num_pages, dtype=np.int32)
+        shares = np.where(pins < 0, -1, 0).astype(np.int32)
+        for lease in self._leases:
+            np.add.at(leases, lease.pages, 1)
+            np.add.at(shares, lease.pages[: lease.num_shared], 1)
+            path: list[Int32Array] = []
+            node = lease._end
+            while node is not None:
+                path.append(node.pages)
+                node = node.parent
+            held = np.concatenate(path[::-1]) if path else lease.pages[:0]
+            if not np.array_equal(held, lease.pages[: lease.num_shared]):
+                raise InvariantError("a lease's shared pages are not the path it pins")
+        if not np.array_equal(leases, self._ledger.leases) or not np.array_equal(shares, pins):
+            raise InvariantError("leases or pins are not those of the live leases")
+
+
+def _as_bytes(tokens: Int32Array) -> bytes:
+    return np.ascontiguousarray(tokens, dtype=np.int32).tobytes()
+
+
+def _table(*parts: Int32Array) -> Int32Array:
+    table = np.concatenate(parts, dtype=np.int32)
+    table.setflags(write=False)
+    return table

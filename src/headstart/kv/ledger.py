@@ -1,0 +1,184 @@
+"""PageLedger: who owns each page of the pool.
+
+A page has an owner set: leases, the tree, readers (launched steps and open transfer handles), and at most one writer
+(a peer with a ticket). Its state is the first of these that holds:
+
+    inflight   a ticket covers it, or no lease holds it and a launched step or transfer may still touch it
+    private    one lease
+    pinned     in the tree, k >= 1 leases
+    cached     in the tree, no lease
+    free       no owner
+
+Invariant: a page is free exactly when its owner set is empty, so it becomes free in the call that takes its last owner
+away, whichever that is, and time never frees it. The states add up to the pool. A written page is never in the tree.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.core.arrays import Int32Array
+from headstart.core.errors import InvariantError
+
+INFLIGHT, PRIVATE, PINNED, CACHED, FREE = range(5)
+
+_WRITER, _LEASED, _IN_TREE, _READ = 1, 2, 4, 8
+
+
+def _state_of(owners: int) -> int:
+    if owners & _WRITER or (owners & _READ and not owners & _LEASED):
+        return INFLIGHT
+    if owners & _IN_TREE:
+        return PINNED if owners & _LEASED else CACHED
+    return PRIVATE if owners & _LEASED else FREE
+
+
+_STATES: NDArray[np.int8] = np.array([_state_of(owners) for owners in range(16)], dtype=np.int8)
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Pages by state; they add up to the pool."""
+
+    inflight: int
+    private: int
+    pinned: int
+    cached: int
+    free: int
+
+
+class PageLedger:
+    """Owner sets of pages [0, num_pages) and the free list. Every call takes page ids in one batch."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.leases = np.zeros(num_pages, dtype=np.int32)
+        self.readers = np.zeros(num_pages, dtype=np.int32)
+        self.in_tree = np.zeros(num_pages, dtype=bool)
+        self.writer = np.zeros(num_pages, dtype=bool)
+        self.state = np.full(num_pages, FREE, dtype=np.int8)
+        self._totals = [0, 0, 0, 0, num_pages]
+        self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # a stack: [0, num_free) are free
+
+    @property
+    def num_free(self) -> int:
+        return self._totals[FREE]
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that eviction turns into free ones."""
+        return self._totals[CACHED]
+
+    def counts(self) -> PageCounts:
+        return PageCounts(*self._totals)
+
+    def allocate(self, num_pages: int) -> Int32Array:
+        """Take `num_pages` free pages for one lease."""
+        rest = self.num_free - num_pages
+        if num_pages < 0 or rest < 0:
+            raise InvariantError(f"{num_pages} pages asked of {self.num_free} free ones")
+        pages = self._free[rest : rest + num_pages][::-1].copy()
+        self.leases[pages] = 1
+        self.state[pages] = PRIVATE
+        self._totals[FREE] = rest
+        self._totals[PRIVATE] += num_pages
+        return pages
+
+    def lease(self, pages: Int32Array) -> None:
+        """One more lease on pages of the tree."""
+        self._expect(pages, self.in_tree[pages], "leased but not in the tree")
+        self.leases[pages] += 1
+        self._settle(pages)
+
+    def unlease(self, pages: Int32Array) -> None:
+        """One lease less; pages without another owner become free."""
+        self._expect(pages, self.leases[pages] > 0, "released but not leased")
+        self.leases[pages] -= 1
+        self._settle(pages)
+
+    def enter_tree(self, pages: Int32Array) -> None:
+        """The tree owns these pages besides the lease that filled them."""
+        self._expect(pages, self.state[pages] == PRIVATE, "committed but not private")
+        self.in_tree[pages] = True
+        self._settle(pages)
+
+    def leave_tree(self, pages: Int32Array) -> None:
+        self._expect(pages, self.in_tree[pages] & (self.leases[pages] == 0), "evicted but pinned or not in the tree")
+        self.in_tree[pages] = False
+        self._settle(pages)
+
+    def open_write(self, pages: Int32Array) -> None:
+        """A peer may write these pages: private ones that nothing else touches."""
+        clear = (self.state[pages] == PRIVATE) & (self.readers[pages] == 0)
+        self._expect(pages, clear, "opened for a writer but not private and untouched")
+        self.writer[pages] = True
+        self._settle(pages)
+
+    def close_write(self, pages: Int32Array) -> None:
+        self._expect(pages, self.writer[pages], "closed for a writer but not open")
+        self.writer[pages] = False
+        self._settle(pages)
+
+    def hold(self, pages: Int32Array) -> None:
+        """One reader more per occurrence in `pages`."""
+        unleased = self._unleased(pages)
+        self._expect(unleased, self.state[unleased] != FREE, "held but free")
+        np.add.at(self.readers, pages, 1)
+        self._settle(unleased)
+
+    def unhold(self, pages: Int32Array) -> None:
+        np.subtract.at(self.readers, pages, 1)
+        self._expect(pages, self.readers[pages] >= 0, "let go but not held")
+        self._settle(self._unleased(pages))
+
+    def check(self) -> None:
+        """Raise InvariantError unless states, totals and the free list follow from the owner sets."""
+        if not np.array_equal(self.state, self._classify(np.arange(self.num_pages, dtype=np.int32))):
+            raise InvariantError("a page's state does not follow from its owners")
+        if np.bincount(self.state, minlength=5).tolist() != self._totals or sum(self._totals) != self.num_pages:
+            raise InvariantError(f"totals {self._totals} do not follow from the states of {self.num_pages} pages")
+        free = np.zeros(self.num_pages, dtype=bool)
+        free[self._free[: self.num_free]] = True
+        if not np.array_equal(free, self.state == FREE):
+            raise InvariantError("the free list repeats a page, misses one or holds one that is owned")
+        if self.leases.min(initial=0) < 0 or self.readers.min(initial=0) < 0:
+            raise InvariantError("a page has a negative number of owners")
+        if (self.writer & self.in_tree).any():
+            raise InvariantError("a page in the tree may be written")
+        if (self.leases[~self.in_tree] > 1).any():
+            raise InvariantError("a page outside the tree has two leases")
+
+    def _unleased(self, pages: Int32Array) -> Int32Array:
+        """Those of `pages` whose state depends on their readers."""
+        unleased: Int32Array = pages[self.leases[pages] == 0]
+        return unleased
+
+    def _classify(self, pages: Int32Array) -> NDArray[np.int8]:
+        owners = self.writer[pages] * np.int8(_WRITER)
+        owners += (self.leases[pages] > 0) * np.int8(_LEASED)
+        owners += self.in_tree[pages] * np.int8(_IN_TREE)
+        owners += (self.readers[pages] > 0) * np.int8(_READ)
+        states: NDArray[np.int8] = _STATES[owners]
+        return states
+
+    def _settle(self, pages: Int32Array) -> None:
+        """Bring the state of `pages` in line with their owners; pages that lost the last one join the free list."""
+        if not len(pages):
+            return
+        changed = pages[self.state[pages] != self._classify(pages)]
+        if not len(changed):
+            return
+        changed = np.unique(changed)
+        after = self._classify(changed)
+        left = np.bincount(self.state[changed], minlength=5).tolist()
+        entered = np.bincount(after, minlength=5).tolist()
+        freed = changed[after == FREE]
+        self._free[self.num_free : self.num_free + len(freed)] = freed
+        self.state[changed] = after
+        self._totals = [total - out + come for total, out, come in zip(self._totals, left, entered, strict=True)]
+
+    @staticmethod
+    def _expect(pages: Int32Array, claim: NDArray[np.bool_], otherwise: str) -> None:
+        if not claim.all():
+            raise InvariantError(f"pages {pages[~claim].tolist()} {otherwise}")
