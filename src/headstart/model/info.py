@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.core.errors import WorkerError
-from headstart.model.source import cache_dir, weight_files
+from headstart.model.source import WeightSource, cache_dir, weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,19 @@ class ModelInfo:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+
+def parse_overrides(text: str) -> dict[str, Any]:
+    """`--json-model-override-args` as a dictionary. Raises WorkerError."""
+    if not text:
+        return {}
+    try:
+        overrides = json.loads(text)
+    except ValueError as error:
+        raise WorkerError(f"--json-model-override-args is not valid JSON: {error}") from error
+    if not isinstance(overrides, dict):
+        raise WorkerError("--json-model-override-args must be a JSON object")
+    return overrides
 
 
 def read_model_config(folder: Path, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -59,26 +72,21 @@ def rope_settings(config: dict[str, Any]) -> str:
     return json.dumps({key: config[key] for key in keys if config.get(key) is not None}, sort_keys=True)
 
 
-def model_fingerprint(
-    folder: Path,
-    overrides: dict[str, Any] | None = None,
-    dummy_seed: int | None = None,
-    cache: Path | None = None,
-) -> str:
+def model_fingerprint(source: WeightSource, cache: Path | None = None) -> str:
     """Hex sha256 that equal models share and different ones do not, stable across processes and hosts.
 
     Covers the configuration and every byte of the weight files, or the seed where weights are random. Digests of
     weight files are remembered by (path, size, mtime), so only the first start after a change reads them.
     """
     digest = hashlib.sha256(b"headstart/model/1")
-    config = read_model_config(folder, overrides)
+    config = read_model_config(source.folder, parse_overrides(source.overrides))
     parts = [(b"config", json.dumps(config, sort_keys=True).encode())]
-    if dummy_seed is not None:
-        parts.append((b"random", str(dummy_seed).encode()))
+    if source.load_format == "dummy":
+        parts.append((b"random", str(source.seed).encode()))
     else:
-        files = weight_files(folder)
+        files = weight_files(source.folder)
         if not files:
-            raise WorkerError(f"{folder} holds no *.safetensors weights")
+            raise WorkerError(f"{source.folder} holds no *.safetensors weights")
         parts += [(b"weights", _file_digest(path, cache or cache_dir())) for path in files]
     for kind, part in parts:
         digest.update(kind + len(part).to_bytes(8, "little") + part)

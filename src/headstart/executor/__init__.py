@@ -1,0 +1,1 @@
+"""Runs batches on a device: KV pool, batch to tensors, forward passes, sampling."""
