@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headstart.attention.segments import Int64Array, Segments, find_segments
+from headstart.attention.segments import Int64Array, PrefixOrder, Segments, find_segments
 from headstart.core.arrays import Int32Array
+from headstart.core.layout import pages_for
 
 # Columns of Plan.items.
 SRC_ROW = 0  # row whose page table is read
@@ -32,6 +33,7 @@ N_Q = 4
 ORDINAL = 5  # the slot of query token t is slot_ptr[t] + ORDINAL
 FLAGS = 6
 ITEM_WIDTH = 8
+_END = 7  # while items are made: the end of their range
 
 OPEN = 1  # ends at the KV length of SRC_ROW
 CAUSAL = 2  # a key is seen by query tokens at its position and later
@@ -82,6 +84,16 @@ class _Ranges:
     tok1: Int64Array  # [ranges]
     q_lo: Int64Array  # [ranges] query tokens q_list[q_lo:q_hi]
     q_hi: Int64Array  # [ranges]
+    tiles: Int64Array  # [ranges] tiles of query tokens
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.starts)
+
+    @property
+    def one_each(self) -> bool:
+        """Every row has one query token."""
+        return len(self.q_lens) == int(self.q_lens.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,34 +103,45 @@ class _Cut:
     size: Int64Array  # [ranges] tokens of a chunk
     count: Int64Array  # [ranges] chunks
     ordinal: Int64Array  # [ranges] ordinal of the first
-    tiles: Int64Array  # [ranges] tiles of query tokens
 
 
-def build_plan(tables: Sequence[Int32Array], starts: Int64Array, q_lens: Int64Array, tiling: Tiling) -> Plan:
+def build_plan(
+    tables: Sequence[Int32Array],
+    starts: Int64Array,
+    q_lens: Int64Array,
+    tiling: Tiling,
+    prefixes: PrefixOrder | None = None,
+) -> Plan:
     """Plan for rows of `q_lens[r]` >= 1 query tokens at positions `starts[r]` on, whose own KV is in the pool already.
 
-    Decode rows have one query token: starts = kv_len - 1. The result is independent of the page ids beyond which are
-    equal. Raises ValueError if items or slots exceed the tiling's bounds even at one chunk a segment.
+    Decode rows have one query token: starts = kv_len - 1. With `prefixes` of earlier calls only rows with a new page
+    table are compared. Raises ValueError if items or slots exceed the tiling's bounds even at one chunk a segment.
     """
+    prefixes = prefixes or PrefixOrder()
     longest = int((starts + q_lens).max(initial=1))
-    exact = tiling.deterministic
-    ranges = _ranges(tables, starts, q_lens, tiling, unit=tiling.min_chunk if exact else 1)
-    chunk = tiling.min_chunk if exact else _choose_chunk(ranges, tiling)
+    chunk = tiling.min_chunk
+    unit = chunk if tiling.deterministic else 1
+    segments = find_segments(tables, starts, tiling.page_size, tiling.min_share, unit, prefixes)
+    ranges = _ranges(segments, starts, q_lens, tiling)
+    if not tiling.deterministic:
+        chunk = _choose_chunk(ranges, tiling)
     while (plan := _try_plan(ranges, tiling, chunk)) is None:
         if chunk >= longest:
             raise ValueError(f"bounds of {tiling.max_items} items and {tiling.max_slots} slots are too small")
         chunk *= 2
-        if exact:
-            ranges = _ranges(tables, starts, q_lens, tiling, unit=chunk)
+        if tiling.deterministic:
+            segments = find_segments(tables, starts, tiling.page_size, tiling.min_share, chunk, prefixes)
+            ranges = _ranges(segments, starts, q_lens, tiling)
     return plan
 
 
-def _ranges(tables: Sequence[Int32Array], starts: Int64Array, q_lens: Int64Array, tiling: Tiling, unit: int) -> _Ranges:
-    segments = find_segments(tables, starts, tiling.page_size, tiling.min_share, unit)
+def _ranges(segments: Segments, starts: Int64Array, q_lens: Int64Array, tiling: Tiling) -> _Ranges:
     num_rows = len(starts)
     q_ptr = np.zeros(num_rows + 1, np.int64)
     np.cumsum(q_lens[segments.order], out=q_ptr[1:])
     rank = _inverse(segments.order)
+    q_lo = np.concatenate([q_ptr[segments.lo], q_ptr[rank]])
+    q_hi = np.concatenate([q_ptr[segments.hi], q_ptr[rank + 1]])
     return _Ranges(
         segments,
         starts,
@@ -126,8 +149,9 @@ def _ranges(tables: Sequence[Int32Array], starts: Int64Array, q_lens: Int64Array
         src_row=np.concatenate([segments.order[segments.lo], np.arange(num_rows)]),
         tok0=np.concatenate([segments.tok0, segments.private0]).astype(np.int64),
         tok1=np.concatenate([segments.tok1, starts + q_lens]),
-        q_lo=np.concatenate([q_ptr[segments.lo], q_ptr[rank]]),
-        q_hi=np.concatenate([q_ptr[segments.hi], q_ptr[rank + 1]]),
+        q_lo=q_lo,
+        q_hi=q_hi,
+        tiles=-(-(q_hi - q_lo) // tiling.q_tile),
     )
 
 
@@ -139,28 +163,25 @@ def _inverse(permutation: Int32Array) -> Int64Array:
 
 def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
     """The power of two that cuts all reads into about `target_items`."""
-    tiles = -(-(ranges.q_hi - ranges.q_lo) // tiling.q_tile)
-    ideal = max(1, int(((ranges.tok1 - ranges.tok0) * tiles).sum()) // tiling.target_items)
+    ideal = max(1, int(((ranges.tok1 - ranges.tok0) * ranges.tiles).sum()) // tiling.target_items)
     return min(max(1 << (ideal.bit_length() - 1), tiling.min_chunk), tiling.max_chunk)
 
 
 def _try_plan(ranges: _Ranges, tiling: Tiling, chunk: int) -> Plan | None:
     """Plan with items of at most `chunk` tokens, or None where it exceeds the bounds."""
     cut = _cut(ranges, tiling, chunk)
-    if int((cut.count * cut.tiles).sum()) > tiling.max_items:
+    if int((cut.count * ranges.tiles).sum()) > tiling.max_items:
         return None
-    num_rows = len(ranges.starts)
-    row_of = np.repeat(np.arange(num_rows), ranges.q_lens)
-    index_in_row = np.arange(len(row_of)) - np.repeat(np.cumsum(ranges.q_lens) - ranges.q_lens, ranges.q_lens)
+    row_of, index_in_row = _query_tokens(ranges)
     slot_ptr = _slot_pointers(ranges, cut, row_of, index_in_row, tiling.q_tile)
     if slot_ptr[-1] > tiling.max_slots:
         return None
     order = ranges.segments.order
-    one_each = len(row_of) == num_rows
-    last_chunk = ranges.tok0[-num_rows:] + (cut.count[-num_rows:] - 1) * cut.size[-num_rows:]
+    by_row = slice(len(ranges.segments.lo), None)
+    last_chunk = ranges.tok0[by_row] + (cut.count[by_row] - 1) * cut.size[by_row]
     return Plan(
         items=_items(ranges, cut, tiling.q_tile),
-        q_list=order if one_each else np.argsort(_inverse(order)[row_of], kind="stable").astype(np.int32),
+        q_list=order if ranges.one_each else np.argsort(_inverse(order)[row_of], kind="stable").astype(np.int32),
         slot_ptr=slot_ptr,
         row_of=row_of.astype(np.int32),
         pos_of=(ranges.starts[row_of] + index_in_row).astype(np.int32),
@@ -168,6 +189,16 @@ def _try_plan(ranges: _Ranges, tiling: Tiling, chunk: int) -> Plan | None:
         segments=ranges.segments,
         chunk=chunk,
     )
+
+
+def _query_tokens(ranges: _Ranges) -> tuple[Int64Array, Int64Array]:
+    """[query tokens] row and index in the row of each."""
+    rows = np.arange(ranges.num_rows)
+    if ranges.one_each:
+        return rows, np.zeros_like(rows)
+    row_of = np.repeat(rows, ranges.q_lens)
+    first = np.cumsum(ranges.q_lens) - ranges.q_lens
+    return row_of, np.arange(len(row_of)) - first[row_of]
 
 
 def _cut(ranges: _Ranges, tiling: Tiling, chunk: int) -> _Cut:
@@ -178,54 +209,66 @@ def _cut(ranges: _Ranges, tiling: Tiling, chunk: int) -> _Cut:
         size = -(-length // (count * tiling.page_size)) * tiling.page_size
         count = -(-length // size)
     parents = ranges.segments.parent.tolist()
-    counts = count.tolist()
-    path_len = [0] * (len(parents) + 1)  # chunks up to each segment's end; the last entry is for "none"
-    for i, parent in enumerate(parents):
-        path_len[i] = path_len[parent] + counts[i]
+    path_len = [0] * (len(parents) + 1)  # chunks up to each segment's end; the last entry stands for "no parent"
+    for i, (parent, chunks) in enumerate(zip(parents, count[: len(parents)].tolist(), strict=True)):
+        path_len[i] = path_len[parent] + chunks
     parent_of = np.concatenate([ranges.segments.parent, ranges.segments.row_parent])
-    ordinal = np.array(path_len)[parent_of]
-    return _Cut(size, count, ordinal, tiles=-(-(ranges.q_hi - ranges.q_lo) // tiling.q_tile))
+    return _Cut(size, count, ordinal=np.array(path_len)[parent_of])
 
 
 def _slot_pointers(ranges: _Ranges, cut: _Cut, row_of: Int64Array, index_in_row: Int64Array, q_tile: int) -> Int32Array:
-    """[query tokens + 1] a token has the chunks on its row's path, and those of its private segment its tile reads."""
-    private = len(ranges.src_row) - len(ranges.starts) + row_of
-    tile_end = np.minimum((index_in_row // q_tile + 1) * q_tile, ranges.q_lens[row_of])
-    private_len = ranges.starts[row_of] + tile_end - ranges.tok0[private]
+    """[query tokens + 1] a token has a slot for each chunk on its path and for those of its own that its tile reads."""
+    private = len(ranges.segments.lo) + row_of
+    counts = cut.count[private]
+    if not ranges.one_each:
+        tile_end = np.minimum((index_in_row // q_tile + 1) * q_tile, ranges.q_lens[row_of])
+        counts = -(-(ranges.starts[row_of] + tile_end - ranges.tok0[private]) // cut.size[private])
     slot_ptr = np.zeros(len(row_of) + 1, np.int32)
-    np.cumsum(cut.ordinal[private] + -(-private_len // cut.size[private]), out=slot_ptr[1:])
+    np.cumsum(cut.ordinal[private] + counts, out=slot_ptr[1:])
     return slot_ptr
 
 
 def _items(ranges: _Ranges, cut: _Cut, q_tile: int) -> Int32Array:
     """[items, ITEM_WIDTH] longest first; tiles of the same keys are neighbours, so all but one find them in cache."""
-    num_shared = len(ranges.src_row) - len(ranges.starts)
-    total = cut.count * cut.tiles
-    of = np.repeat(np.arange(len(total)), total)
-    index = np.arange(len(of)) - np.repeat(np.cumsum(total) - total, total)
-    chunk_index = index // cut.tiles[of]
-    q_off = ranges.q_lo[of] + (index - chunk_index * cut.tiles[of]) * q_tile
-    n_q = np.minimum(q_tile, ranges.q_hi[of] - q_off)
-    tok0 = ranges.tok0[of] + chunk_index * cut.size[of]
-    end = np.minimum(tok0 + cut.size[of], ranges.tok1[of])
-    is_private = of >= num_shared
-    many = is_private & (ranges.q_hi[of] - ranges.q_lo[of] > 1)
-    if many.any():  # a tile reads no further than its last query token
-        last_seen = ranges.tok1[of] - (ranges.q_hi[of] - (q_off + n_q))
-        end = np.where(many, np.minimum(end, last_seen), end)
-    is_open = is_private & ~many & (chunk_index == cut.count[of] - 1)
+    num_shared = len(ranges.segments.lo)
+    total = cut.count * ranges.tiles
+    causal = ranges.q_hi - ranges.q_lo > 1
+    causal[:num_shared] = False
+    of_range = np.empty((len(total), ITEM_WIDTH), np.int32)
+    of_range[:, SRC_ROW] = ranges.src_row
+    of_range[:, TOK0] = ranges.tok0
+    of_range[:, N_TOK] = cut.size
+    of_range[:, Q_OFF] = ranges.q_lo
+    of_range[:, N_Q] = ranges.q_hi - ranges.q_lo
+    of_range[:, ORDINAL] = cut.ordinal
+    of_range[:, FLAGS] = np.where(causal, CAUSAL, 0)
+    of_range[:, _END] = ranges.tok1
+    ends = np.cumsum(total)
+    items = np.repeat(of_range, total, axis=0)
+    chunk_index = np.arange(len(items)) - np.repeat(ends - total, total)
+    if int(total.sum()) > int(cut.count.sum()):
+        tiles = np.repeat(ranges.tiles, total)
+        chunk_index, tile_index = np.divmod(chunk_index, tiles)
+        items[:, Q_OFF] += tile_index * q_tile
+        items[:, N_Q] = np.minimum(items[:, N_Q] - tile_index * q_tile, q_tile)
+    items[:, TOK0] += chunk_index * items[:, N_TOK]
+    items[:, ORDINAL] += chunk_index
+    np.minimum(items[:, N_TOK], items[:, _END] - items[:, TOK0], out=items[:, N_TOK])
+    opens = ends[num_shared:] - 1  # a private range's last item
+    items[opens, FLAGS] += np.where(causal[num_shared:], 0, OPEN)
+    if causal.any():
+        items = _clip_causal(items, q_hi=np.repeat(ranges.q_hi, total))
+    items[:, _END] = 0
+    longest_first = (0xFFFF - np.minimum(items[:, N_TOK] >> 4, 0xFFFF)).astype(np.uint16)
+    return items[np.argsort(longest_first, kind="stable")]
 
-    items = np.zeros((len(of), ITEM_WIDTH), np.int32)
-    items[:, SRC_ROW] = ranges.src_row[of]
-    items[:, TOK0] = tok0
-    items[:, N_TOK] = end - tok0
-    items[:, Q_OFF] = q_off
-    items[:, N_Q] = n_q
-    items[:, ORDINAL] = cut.ordinal[of] + chunk_index
-    items[:, FLAGS] = is_open * OPEN + many * CAUSAL
-    if many.any():
-        items = items[items[:, N_TOK] > 0]
-    return items[np.argsort(-items[:, N_TOK], kind="stable")]
+
+def _clip_causal(items: Int32Array, q_hi: Int64Array) -> Int32Array:
+    """A causal tile reads no further than its last query token."""
+    unseen = q_hi - (items[:, Q_OFF] + items[:, N_Q])
+    last_seen = items[:, _END] - np.where(items[:, FLAGS] & CAUSAL, unseen, 0)
+    np.minimum(items[:, N_TOK], last_seen - items[:, TOK0], out=items[:, N_TOK], casting="unsafe")
+    return items[items[:, N_TOK] > 0]
 
 
 class Planner:
@@ -233,6 +276,7 @@ class Planner:
 
     def __init__(self, tiling: Tiling) -> None:
         self._tiling = tiling
+        self._prefixes = PrefixOrder()
         self._tables: tuple[Int32Array, ...] = ()
         self._kv_lens = np.zeros(0, np.int64)
         self._plan: Plan | None = None
@@ -243,7 +287,8 @@ class Planner:
         Page tables must be fresh arrays after every change, never edited in place.
         """
         if self._plan is None or not self._holds(self._plan, tables, kv_lens):
-            self._plan = build_plan(tables, kv_lens - 1, np.ones(len(tables), np.int64), self._tiling)
+            ones = np.ones(len(tables), np.int64)
+            self._plan = build_plan(tables, kv_lens - 1, ones, self._tiling, self._prefixes)
             self._kv_lens = kv_lens.copy()
             self._tables = tuple(tables)
         return self._plan
@@ -253,9 +298,9 @@ class Planner:
             return False
         if (kv_lens > plan.tail_limit).any() or (kv_lens < self._kv_lens).any():
             return False
-        for table, planned, kv_len in zip(tables, self._tables, self._kv_lens.tolist(), strict=True):
+        for row, (table, planned) in enumerate(zip(tables, self._tables, strict=True)):
             if table is not planned:
-                num_pages = -(-kv_len // self._tiling.page_size)
+                num_pages = pages_for(int(self._kv_lens[row]), self._tiling.page_size)
                 if not np.array_equal(table[:num_pages], planned[:num_pages]):
                     return False
         return True

@@ -30,40 +30,72 @@ class Segments:
     private0: Int32Array  # [rows] by row: where its private segment begins
 
 
-def find_segments(
-    tables: Sequence[Int32Array], shareable: Int64Array, page_size: int, min_share: int, unit: int = 1
-) -> Segments:
-    """Segments of rows. Row r offers the whole pages of its first `shareable[r]` tokens for sharing.
+class PrefixOrder:
+    """Sorts page tables and finds what neighbours have in common; remembers both between batches.
 
-    Shared segments end at multiples of `unit` tokens. One shorter than `min_share` is read by each row itself.
+    A table must be a fresh array after every change, never edited in place: it is recognised by identity.
     """
-    num_pages = (shareable // page_size).tolist()
-    keys = [table[:n].tobytes() for table, n in zip(tables, num_pages, strict=True)]
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    common = _common_pages([keys[row] for row in order])
-    ends = (common * page_size // unit * unit).tolist()
-    shared, last = _shared_ranges(ends, max(min_share, 1))
-    columns = np.array(shared, np.int32).reshape(-1, 5).T
+
+    def __init__(self) -> None:
+        self._keys: dict[int, tuple[Int32Array, bytes]] = {}  # the table is held, so its id stays its own
+        self._before: dict[int, tuple[int, int]] = {}  # table after -> (table before, pages in common)
+
+    def sort(self, tables: Sequence[Int32Array]) -> tuple[list[int], list[int]]:
+        """Rows in the order of their page ids, and the leading pages each has in common with the row before it."""
+        known = self._keys
+        self._keys = {id(table): known.get(id(table)) or (table, table.tobytes()) for table in tables}
+        keys = [self._keys[id(table)][1] for table in tables]
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        ids = [id(tables[row]) for row in order]
+        before = self._before
+        stale = [i for i in range(1, len(ids)) if before.get(ids[i], (0, 0))[0] != ids[i - 1]]
+        fresh = _common_pages([(keys[order[i - 1]], keys[order[i]]) for i in stale])
+        common = [0] + [before.get(after, (0, 0))[1] for after in ids[1:]]
+        for i, pages in zip(stale, fresh, strict=True):
+            common[i] = pages
+        self._before = dict(zip(ids[1:], zip(ids, common[1:], strict=False), strict=True))
+        return order, common
+
+
+def _common_pages(pairs: list[tuple[bytes, bytes]]) -> list[int]:
+    """Leading page ids (4 bytes each) that are equal in each pair of page tables."""
+    width = max((min(len(a), len(b)) for a, b in pairs), default=0)
+    if width == 0:
+        return [0] * len(pairs)
+    first, second = (
+        np.frombuffer(b"".join([side[:width].ljust(width, fill) for side in sides]), np.int32).reshape(len(pairs), -1)
+        for sides, fill in zip(zip(*pairs, strict=True), (b"\xff", b"\xfe"), strict=True)
+    )
+    differs = first != second
+    common = differs.argmax(axis=1)
+    common[~differs[np.arange(len(pairs)), common]] = width // 4
+    return common.tolist()
+
+
+def find_segments(
+    tables: Sequence[Int32Array],
+    shareable: Int64Array,
+    page_size: int,
+    min_share: int,
+    unit: int = 1,
+    prefixes: PrefixOrder | None = None,
+) -> Segments:
+    """Segments of rows. A row's pages past its first `shareable[r]` tokens must be its own: it may write them.
+
+    Shared segments end at multiples of `unit` tokens. One shorter than `min_share` is read by each row itself. With
+    the `prefixes` of earlier calls only rows whose page table is new are compared.
+    """
+    order, common = (prefixes or PrefixOrder()).sort(tables)
     order_array = np.array(order, np.int32)
+    limit = shareable[order_array]
+    ends = np.array(common, np.int64) * page_size
+    ends[1:] = np.minimum(ends[1:], np.minimum(limit[1:], limit[:-1])) // page_size * page_size // unit * unit
+    shared, last = _shared_ranges(ends.tolist(), max(min_share, 1))
+    columns = np.array(shared, np.int32).reshape(-1, 5).T
     row_parent = np.empty(len(order), np.int32)
     row_parent[order_array] = last
     private0 = np.append(columns[3], np.int32(0))[row_parent]
     return Segments(order_array, *columns, row_parent=row_parent, private0=private0)
-
-
-def _common_pages(keys: list[bytes]) -> Int64Array:
-    """[rows] page ids (4 bytes each) that key i has in common with key i - 1; 0 for the first."""
-    common = np.zeros(len(keys), np.int64)
-    lens = np.array([len(key) // 4 for key in keys], np.int64)
-    width = int(lens.max(initial=0))
-    if width == 0:
-        return common
-    table = np.frombuffer(b"".join([key.ljust(4 * width, b"\xff") for key in keys]), np.int32).reshape(-1, width)
-    differs = table[1:] != table[:-1]
-    first = differs.argmax(axis=1)
-    first[~differs[np.arange(len(first)), first]] = width
-    common[1:] = np.minimum(first, np.minimum(lens[1:], lens[:-1]))
-    return common
 
 
 def _shared_ranges(ends: list[int], min_share: int) -> tuple[list[tuple[int, int, int, int, int]], list[int]]:
