@@ -178,6 +178,10 @@ class PrefixCache:
     def counts(self) -> PageCounts:
         return self._ledger.counts()
 
+    def open_writes(self) -> Int32Array:
+        """Pages that a peer may write now, ascending."""
+        return np.flatnonzero(self._ledger.writer).astype(np.int32)
+
     def check(self) -> None:
         """Raise InvariantError unless every page's owner set, the tree's pins and the free list agree."""
         self._ledger.check()
