@@ -281,7 +281,7 @@ class PrefillScheduler:
         if lease is None:
             return False
         hit_len = found.prefix_len
-        run = Run(call, lease, hit_len, num_computed=hit_len, cursor=message.start // self._page_size)
+        run = Run(call, lease, hit_len, hit_len, cursor=message.start // self._page_size)
         self._runs[call.key] = run
         self._counters["prompt_tokens"] += call.end
         self._counters["hit_tokens"] += hit_len
@@ -293,9 +293,7 @@ class PrefillScheduler:
         """A peer that stalls writes past their deadline pins our pages, and only its end can give them back."""
         overdue = self._writes.overdue(now)
         num_pages = {name: sum(len(write.pages) for write in writes) for name, writes in overdue.items()}
-        counts = self._cache.counts()
-        pool = counts.inflight + counts.private + counts.pinned + counts.cached + counts.free
-        if sum(num_pages.values()) <= OVERDUE_SHARE * pool:
+        if sum(num_pages.values()) <= OVERDUE_SHARE * self._cache.num_pages:
             return
         for name, writes in overdue.items():
             worker = self._peers.worker(name)
