@@ -1,0 +1,1 @@
+"""Framing, bounds and authentication of the messages in core.messages. Never unpickles, never evaluates."""
