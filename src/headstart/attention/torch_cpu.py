@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headstart.attention.plan import find_segments
+from headstart.attention.segments import PrefixOrder, find_segments
 from headstart.core.arrays import Int32Array
 from headstart.core.layout import pages_for
 
@@ -69,6 +69,7 @@ class CpuAttention:
     def __init__(self, pool: torch.Tensor, grouped: bool = True) -> None:
         self._pool = pool
         self._grouped = grouped
+        self._prefixes = PrefixOrder()
 
     def begin(self, rows: Sequence[AttentionRow]) -> "CpuStep":
         """Plan one step of at least one row. Query tokens are the rows' new tokens, in row order."""
@@ -78,7 +79,7 @@ class CpuAttention:
         num_new = np.array([row.num_new for row in rows], np.int64)
         firsts = np.concatenate(([0], np.cumsum(num_new)))
         min_share = MIN_SHARE if self._grouped else _NO_SHARING
-        segments = find_segments([row.pages for row in rows], starts, page_size, min_share)
+        segments = find_segments([row.pages for row in rows], starts, page_size, min_share, prefixes=self._prefixes)
         shared = [
             _segment(geometry, rows[members[0]].pages, int(tok0), int(tok1), _tokens_of(members, firsts))
             for members, tok0, tok1 in (
