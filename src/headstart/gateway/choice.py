@@ -46,11 +46,13 @@ class Queued:
 class Submitted:
     worker: WorkerRef
     sent_at: float
+    num_repeats: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Running:
     worker: WorkerRef
+    heard_at: float
 
 
 @dataclass(frozen=True, slots=True)

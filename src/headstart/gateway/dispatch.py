@@ -191,11 +191,15 @@ class Dispatcher:
             choice.sink.on_tokens(delta)
 
     def _note_running(self, choice: Choice) -> None:
+        now = self._clock.now()
         if isinstance(choice.place, Submitted):
-            choice.place = Running(choice.place.worker)
+            choice.place = Running(choice.place.worker, now)
             choice.refusals.clear()
+        elif isinstance(choice.place, Running):
+            choice.place.heard_at = now
 
     def _on_gap(self, choice: Choice) -> None:
+        """Something of this attempt was lost: start another where its tokens end."""
         self.counters["gaps"] += 1
         assert choice.worker is not None
         self._send(str(choice.worker), Cancel(choice.ref))
@@ -320,11 +324,20 @@ class Dispatcher:
             case Queued():
                 choice.refusals.clear()
                 self._place(choice, now)
-            case Submitted(worker, sent_at) if now - sent_at >= self._limits.resubmit_after_s:
-                choice.place = Submitted(worker, now)
-                self._send(str(worker), Submit(choice.at_attempt(now), self._ranking(choice)))
+            case Submitted(worker, sent_at, num_repeats) if now - sent_at >= self._limits.resubmit_after_s:
+                if num_repeats >= self._limits.max_repeats:
+                    self._on_gap(choice)
+                else:
+                    self._repeat(choice, worker, num_repeats + 1, now)
+            case Running(worker, heard_at) if now - heard_at >= self._limits.running_silence_s:
+                self._repeat(choice, worker, 0, now)
             case Stopping(_, since) if now - since >= self._limits.resubmit_after_s:
                 self._finish(choice, choice.finished(FinishReason.STOP))
+
+    def _repeat(self, choice: Choice, worker: WorkerRef, num_repeats: int, now: float) -> None:
+        """Ask again under the same attempt: a worker that has it says so, one that ended it stays silent."""
+        choice.place = Submitted(worker, now, num_repeats)
+        self._send(str(worker), Submit(choice.at_attempt(now), self._ranking(choice)))
 
     def _lose(self, worker: WorkerRef, now: float, *, died: bool) -> None:
         """Nothing more will come of this worker: its choices go elsewhere. Harmless if it turns out to live."""

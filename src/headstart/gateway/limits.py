@@ -18,6 +18,16 @@ class DispatchLimits:
     resume_wait_s: float = 60.0  # a choice whose worker died waits this long for another decode worker
 
     @property
+    def running_silence_s(self) -> float:
+        """A worker silent about a choice for so long is asked whether it still has it."""
+        return 5 * self.resubmit_after_s
+
+    @property
+    def max_repeats(self) -> int:
+        """Submits left unanswered before the choice is handed over anew: its end was lost on the way."""
+        return 2
+
+    @property
     def own_stall_s(self) -> float:
         """A longer gap between two looks at the registry means that we stood still, not the workers."""
         return 2 * self.beat_s

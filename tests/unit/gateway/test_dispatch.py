@@ -478,3 +478,18 @@ def test_any_order_of_deaths_losses_and_lies_ends_every_choice_once_with_the_rig
         if sink.finished:
             assert len(sink.tokens) == 6
     world.check()
+
+
+def test_an_end_lost_on_the_way_is_noticed_and_the_choice_handed_over_anew():
+    world = World()
+    worker = world.join("decode-0")
+    sink = world.submit(max_new=8)
+    _, submit = world.submitted()
+    world.emit(worker, submit.request.ref, 0, 5)
+    world.run(10.5)
+    assert world.submitted()[1].request.ref.attempt == 0  # asked whether it still has it
+    world.run(6.0)
+    again = world.take(Submit)[-1][1].request
+    assert again.ref.attempt == 1
+    assert list(again.output_ids) == [5]
+    assert not sink.is_over
