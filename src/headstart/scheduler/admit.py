@@ -1,0 +1,185 @@
+"""Admission: which waiting choices get a lease in this pass, and where their delta goes.
+
+A pass runs only when something stirred, looks at the line in order and matches a bounded number of choices that then do
+not get in. Who does not fit is overtaken by those who do, a bounded number of times; retracted choices are not. A pass
+pins what it admits first, evicts once for all of it, and allocates then.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headstart.core.clock import Clock
+from headstart.core.errors import InvariantError
+from headstart.core.layout import reusable_len
+from headstart.core.messages import WorkerRef
+from headstart.kv.cache import Match, PageLease
+from headstart.scheduler.admission import MAX_OVERTAKEN, pages_to_lease
+from headstart.scheduler.board import Board
+from headstart.scheduler.entries import Choice, Hint, Waiting
+from headstart.scheduler.fetch import Fetching
+from headstart.scheduler.links import Link, NoLink
+from headstart.scheduler.route import LATER, Local, Router
+
+MAX_SCANNED = 256
+MAX_VAIN_MATCHES = 16
+LOOK_AGAIN_S = 0.2
+"""A choice that did not get in is matched again after this, or once its last match would fit."""
+
+
+class Blocked(Enum):
+    PAGES = "pages"
+    CREDIT = "credit"
+    LEADER = "leader"
+
+
+@dataclass(slots=True, eq=False)
+class Admitted:
+    choice: Choice
+    lease: PageLease  # the hit, pinned
+    num_new: int
+    pick: Local | Link
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """What one pass has promised so far."""
+
+    reserved: int  # pages in reserve, those of the admitted included
+    now: float
+    admitted: list[Admitted] = field(default_factory=list)
+    num_new: int = 0  # pages to allocate for the admitted
+    calls: dict[WorkerRef, list[int]] = field(default_factory=dict)  # prompt tokens of calls to open
+    num_vain: int = 0
+    credit_is_spoken_for: bool = False
+
+
+class Admission:
+    def __init__(self, board: Board, router: Router, fetching: Fetching, clock: Clock) -> None:
+        self._board = board
+        self._router = router
+        self._fetching = fetching
+        self._clock = clock
+
+    def advance(self) -> None:
+        board = self._board
+        if not board.stirred:
+            return
+        board.stirred = False
+        if len(board.line):
+            admissions = Pass(board.reserved(), self._clock.now())
+            self._scan(admissions)
+            self._allocate(admissions)
+
+    def _scan(self, admissions: Pass) -> None:
+        board = self._board
+        for position, entry in enumerate(board.line):
+            is_full = board.num_holders + len(admissions.admitted) >= 2 * board.limits.max_running_requests
+            if is_full or position == MAX_SCANNED or admissions.num_vain == MAX_VAIN_MATCHES:
+                break
+            blocked = self._consider(entry, admissions)
+            waits_no_longer = entry.retracted or entry.num_overtaken >= MAX_OVERTAKEN
+            if blocked is Blocked.PAGES and waits_no_longer:
+                break
+            if blocked is Blocked.CREDIT and waits_no_longer:
+                admissions.credit_is_spoken_for = True
+
+    def _consider(self, entry: Waiting, admissions: Pass) -> Blocked | None:
+        """Admit the entry, or say what it waits for."""
+        blocked = self._still_blocked(entry, admissions)
+        if blocked is not None:
+            return blocked
+        board, choice, request = self._board, entry.choice, entry.choice.request
+        tokens = choice.sequence.tokens
+        limit = reusable_len(len(tokens), board.page_size) if request.cacheable else 0
+        match = board.cache.match(request.namespace, tokens, limit)
+        if request.cacheable and admissions.now < choice.half_time:
+            limit_pages = limit // board.page_size
+            claimed = board.claims.find(request.namespace, tokens, match.num_pages, limit_pages)
+            if claimed is not None:
+                board.park(entry, *claimed)
+                return Blocked.LEADER
+        num_new = pages_to_lease(len(tokens), match.num_pages, board.page_size)
+        reserve = board.reserve(choice, match.num_pages + num_new)
+        entry.hint = Hint(match.prefix_len, num_new + reserve, admissions.now + LOOK_AGAIN_S)
+        pick = self._pick(choice, match.prefix_len, admissions)
+        blocked = None
+        if self._room(admissions, match) < num_new + (0 if self._is_alone(admissions) else reserve):
+            blocked = Blocked.PAGES
+        elif isinstance(pick, NoLink):
+            blocked = Blocked.CREDIT
+        if blocked is not None or isinstance(pick, NoLink):
+            admissions.num_vain += 1
+            return blocked
+        self._promise(entry, match, num_new, reserve, pick, admissions)
+        return None
+
+    def _still_blocked(self, entry: Waiting, admissions: Pass) -> Blocked | None:
+        """What the entry's last match, if it is not old, says without another."""
+        hint = entry.hint
+        if hint is None or admissions.now >= hint.look_again_at or self._is_alone(admissions):
+            return None
+        if self._room(admissions) < hint.pages_wanted:
+            return Blocked.PAGES
+        pick = self._pick(entry.choice, hint.prefix_len, admissions)
+        return Blocked.CREDIT if isinstance(pick, NoLink) else None
+
+    def _pick(self, choice: Choice, start: int, admissions: Pass) -> Local | Link | NoLink:
+        pick = self._router.pick(choice, start, admissions.calls, admissions.now)
+        return LATER if isinstance(pick, Link) and admissions.credit_is_spoken_for else pick
+
+    def _room(self, admissions: Pass, match: Match | None = None) -> int:
+        """Pages beyond `match` that neither this pass has promised nor anyone is expected to grow into."""
+        available = self._board.cache.num_available(match) - admissions.num_new
+        return available if self._is_alone(admissions) else available - admissions.reserved
+
+    def _is_alone(self, admissions: Pass) -> bool:
+        """Nobody else holds pages, so nobody is helped by a reserve."""
+        return not admissions.admitted and not self._board.num_holders
+
+    def _promise(
+        self, entry: Waiting, match: Match, num_new: int, reserve: int, pick: Local | Link, admissions: Pass
+    ) -> None:
+        board, choice = self._board, entry.choice
+        lease = board.cache.try_lease(match, 0)
+        if lease is None:
+            raise InvariantError("a match made in this pass is stale")
+        board.line.overtake(entry)
+        board.line.remove(entry)
+        choice.sequence.num_computed = match.prefix_len
+        self._note_hit(choice, match, admissions.now)
+        board.claim(choice, lease)
+        admissions.admitted.append(Admitted(choice, lease, num_new, pick))
+        admissions.num_new += num_new
+        admissions.reserved += reserve
+        if isinstance(pick, Link):
+            admissions.calls.setdefault(pick.worker, []).append(len(choice.sequence) - 1)
+
+    def _allocate(self, admissions: Pass) -> None:
+        """Take the promised pages, evicting once, and start each delta."""
+        board = self._board
+        if admissions.num_new:
+            board.cache.make_room(admissions.num_new)
+        for admitted in admissions.admitted:
+            choice, lease = admitted.choice, admitted.lease
+            if not board.cache.try_extend(lease, admitted.num_new):
+                raise InvariantError("admission promised pages that are not there")
+            hit_pages = lease.num_shared
+            if isinstance(admitted.pick, Link):
+                self._fetching.begin(choice, lease, hit_pages, admitted.pick)
+            else:
+                board.make_ready(choice, lease, hit_pages, chunked=admitted.pick is Local.CHUNKED)
+                choice.record.mark("ready", admissions.now)
+
+    def _note_hit(self, choice: Choice, match: Match, now: float) -> None:
+        board, record = self._board, choice.record
+        board.counters["admitted"] += 1
+        board.counters["prompt_tokens"] += len(choice.sequence)
+        board.counters["hit_tokens"] += match.prefix_len
+        if "admitted" in record.marks:
+            return
+        record.mark("admitted", now)
+        record.decode_prefix_len = match.prefix_len
+        if not choice.request.cacheable:
+            record.miss_reason = "uncacheable"
+        elif match.prefix_len < reusable_len(len(choice.sequence), board.page_size):
+            record.miss_reason = "diverged" if match.num_pages else "cold"

@@ -1,0 +1,231 @@
+"""Every unfinished choice and what its entry holds: the moves between queues that `entries` draws."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from headstart.core.errors import InvariantError
+from headstart.core.messages import TicketRef
+from headstart.core.request import ChoiceRef
+from headstart.kv.cache import PageLease, PrefixCache
+from headstart.scheduler.admission import WaitingLine, pages_in_reserve
+from headstart.scheduler.calls import CallTable, Phase
+from headstart.scheduler.entries import Choice, Entry, Holder, Preparing, Ready, Running, Waiting
+from headstart.scheduler.followers import Claim, Claims
+from headstart.scheduler.limits import DecodeLimits
+from headstart.scheduler.steps import Launched
+
+
+class Board:
+    """`stirred` says that something changed which may let a waiting choice in."""
+
+    def __init__(self, cache: PrefixCache, limits: DecodeLimits, calls: CallTable, counters: Counter[str]) -> None:
+        self.cache = cache
+        self.page_size = cache.page_size
+        self.limits = limits
+        self.calls = calls
+        self.counters = counters
+        self.claims = Claims(cache.page_size)
+        self.line = WaitingLine()
+        self.entries: dict[ChoiceRef, Entry] = {}
+        self.preparing: dict[TicketRef, Preparing] = {}
+        self.ready: dict[ChoiceRef, Ready] = {}
+        self.running: dict[ChoiceRef, Running] = {}
+        self.launched: Launched | None = None
+        self.stirred = False
+
+    # ---- what it adds up to ------------------------------------------------------------------------------------------
+
+    @property
+    def num_holders(self) -> int:
+        return len(self.preparing) + len(self.ready) + len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.line) + self.claims.num_followers
+
+    def num_queued_tokens(self) -> int:
+        """Tokens without KV of every choice that does not decode yet."""
+        return sum(
+            entry.choice.sequence.num_missing
+            for entry in self.entries.values()
+            if not isinstance(entry, Running) or entry.choice.sequence.num_missing > 1
+        )
+
+    def holders(self) -> Iterable[Holder]:
+        yield from self.preparing.values()
+        yield from self.ready.values()
+        yield from self.running.values()
+
+    def reserve(self, choice: Choice, num_pages: int) -> int:
+        """Pages that `choice`, holding `num_pages`, is expected to grow into."""
+        reserved = self.limits.num_reserved_decode_tokens
+        return pages_in_reserve(len(choice.sequence), choice.max_len, reserved, num_pages, self.page_size)
+
+    def reserved(self) -> int:
+        return sum(self.reserve(entry.choice, len(entry.lease.pages)) for entry in self.holders())
+
+    # ---- moves -------------------------------------------------------------------------------------------------------
+
+    def wait(self, choice: Choice, retracted: bool = False) -> None:
+        entry = Waiting(choice, retracted)
+        self.entries[choice.ref] = entry
+        self.line.add(entry)
+        self.stirred = True
+
+    def park(self, entry: Waiting, claim: Claim, page: int) -> None:
+        """Out of the line until `claim` is past `page` or over."""
+        self.line.remove(entry)
+        self.claims.follow(entry.choice.ref, claim, page)
+        self.counters["followed"] += 1
+
+    def unpark(self, refs: Iterable[ChoiceRef]) -> None:
+        """Back into the line, in their old places."""
+        for ref in refs:
+            entry = self.entries[ref]
+            assert isinstance(entry, Waiting)
+            self.line.add(entry)
+            self.stirred = True
+
+    def stop_following(self, choice: Choice) -> None:
+        """It has waited for its leader long enough."""
+        if self.claims.leave(choice.ref):
+            self.unpark([choice.ref])
+        self.stirred = True
+
+    def claim(self, choice: Choice, lease: PageLease) -> None:
+        """Others wait for the whole pages of this prompt instead of computing them again."""
+        request, tokens = choice.request, choice.sequence.tokens
+        if request.cacheable:
+            self.claims.make(choice.ref, request.namespace, tokens, lease.num_shared, len(tokens) // self.page_size)
+
+    def prepare(self, entry: Preparing) -> None:
+        self.entries[entry.choice.ref] = entry
+        self.preparing[entry.call.ref] = entry
+
+    def make_ready(self, choice: Choice, lease: PageLease, hit_pages: int, chunked: bool) -> None:
+        entry = Ready(choice, lease, hit_pages, chunked)
+        self.entries[choice.ref] = entry
+        self.ready[choice.ref] = entry
+
+    def detach(self, entry: Preparing) -> None:
+        """Its call is over or loose; the caller puts the lease into the next entry."""
+        del self.preparing[entry.call.ref]
+        del self.entries[entry.choice.ref]
+
+    def run(self, entry: Ready) -> None:
+        del self.ready[entry.choice.ref]
+        running = Running(entry.choice, entry.lease, entry.hit_pages, entry.chunked)
+        self.entries[entry.choice.ref] = running
+        self.running[entry.choice.ref] = running
+
+    def sort_running(self) -> None:
+        """Oldest first: the oldest gets pages first."""
+        self.running = dict(sorted(self.running.items(), key=lambda item: item[1].choice.order))
+
+    def retract(self, entry: Ready | Running) -> None:
+        """Keep its whole pages matchable, let go of them, and queue it before new admissions."""
+        entry.choice.record.num_retractions += 1
+        self.counters["retractions"] += 1
+        self.leave(entry)
+        entry.choice.sequence.num_computed = 0
+        self.wait(entry.choice, retracted=True)
+
+    def send_back(self, entry: Preparing) -> None:
+        """To the waiting line, holding nothing; what has arrived stays matchable."""
+        self.leave(entry)
+        entry.choice.sequence.num_computed = 0
+        self.wait(entry.choice)
+
+    def leave(self, entry: Entry) -> None:
+        """Take the entry out and release what it holds. Pages that a writer or the launched step may touch stay
+        inflight; its choice has no entry afterwards."""
+        ref = entry.choice.ref
+        del self.entries[ref]
+        self.stirred = True
+        if isinstance(entry, Waiting):
+            if not self.claims.leave(ref):
+                self.line.remove(entry)
+            return
+        match entry:
+            case Preparing():
+                del self.preparing[entry.call.ref]
+                self.calls.cut(entry.call)
+            case Ready():
+                del self.ready[ref]
+            case Running():
+                del self.running[ref]
+        self.commit(entry)
+        self.unpark(self.claims.end(ref))
+        if self.launched is not None and self.launched.has(entry):
+            self.cache.hold(entry.lease.pages)
+            self.launched.held.append(entry.lease.pages)
+        self.cache.release(entry.lease)
+
+    # ---- pages -------------------------------------------------------------------------------------------------------
+
+    def commit(self, entry: Holder) -> None:
+        """Make the entry's computed whole pages matchable, and tell those who wait for them."""
+        choice, lease = entry.choice, entry.lease
+        sequence = choice.sequence
+        if not choice.request.cacheable or sequence.num_computed // self.page_size <= lease.num_shared:
+            return
+        self.counters["pages_remapped"] += self.cache.commit(lease, sequence.tokens, sequence.num_computed)
+        self.unpark(self.claims.progress(choice.ref, lease.num_shared))
+
+    def step_over(self) -> Launched | None:
+        """The launched step has ended: it touches no page any more."""
+        launched, self.launched = self.launched, None
+        for pages in launched.held if launched is not None else ():
+            self.cache.unhold(pages)
+            self.stirred = True
+        return launched
+
+    # ---- proof -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise InvariantError unless every lease, ticket and place in line has exactly one owner."""
+        self.cache.check()
+        for ref, entry in self.entries.items():
+            if entry.choice.ref != ref or not self._is_placed(entry):
+                raise InvariantError(f"{ref} is not where its {type(entry).__name__} entry says")
+        placed = self.num_holders + len(self.line) + len(self.claims.followers())
+        if placed != len(self.entries):
+            raise InvariantError(f"{placed} places for {len(self.entries)} unfinished choices")
+        leases = [entry.lease for entry in self.holders()]
+        if len({id(lease) for lease in leases}) != len(leases):
+            raise InvariantError("two entries own one lease")
+        if not self.claims.leaders() <= {entry.choice.ref for entry in self.holders()}:
+            raise InvariantError("a claim outlives its leader")
+        self._check_calls()
+
+    def _check_calls(self) -> None:
+        opened: list[int] = []
+        for call in self.calls:
+            opened.extend(call.pages[call.missing].tolist())
+            owner = self.preparing.get(call.ref)
+            owned = call.phase in (Phase.OPEN, Phase.DONE)
+            if owned != (owner is not None and owner.call is call):
+                raise InvariantError(f"{call.ref} is {call.phase.value} but its owner is {owner}")
+        if len(set(opened)) != len(opened):
+            raise InvariantError("two tickets may write one page")
+        for entry in self.preparing.values():
+            if self.calls.get(entry.call.ref) is not entry.call:
+                raise InvariantError(f"{entry.choice.ref} prepares without an open ticket")
+        inflight = self.cache.counts().inflight
+        held = np.unique(np.concatenate(self.launched.held)) if self.launched and self.launched.held else ()
+        if not len(opened) <= inflight <= len(opened) + len(held):
+            raise InvariantError(f"{inflight} pages inflight; {len(opened)} under tickets, {len(held)} under a step")
+
+    def _is_placed(self, entry: Entry) -> bool:
+        ref = entry.choice.ref
+        match entry:
+            case Waiting():
+                return (ref in self.claims.followers()) != (entry in list(self.line))
+            case Preparing():
+                return self.preparing.get(entry.call.ref) is entry
+            case Ready():
+                return self.ready.get(ref) is entry
+            case Running():
+                return self.running.get(ref) is entry

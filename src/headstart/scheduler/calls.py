@@ -1,0 +1,233 @@
+"""Open calls to prefill workers: which pages a peer may still write, until its word or the proof of its end.
+
+    open ──all noticed──► filled ──Done──► gone
+      │  ──Done──► done ──all noticed──► gone
+      │              └──notices missing──► gone: the attempt failed
+      │  ──Failed──► gone
+      └──cut──► loose ──Done | Failed | TicketClosed──► gone
+    any of them ──proof of the writer's end──► gone
+
+open    owned by a Preparing entry; the writer may write its missing pages
+filled  every page is noticed, so nothing is open; kept for what Done says about the writer's cache
+done    the writer says that its handles ended; the notices are still on their way
+loose   nobody's; Cancel is repeated until answered
+
+A page of a call is open for the writer from `add` until its notice, or until the call is gone. Time never closes one.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.core.arrays import Int32Array
+from headstart.core.clock import Clock
+from headstart.core.messages import CancelTicket, ChunkNotice, KillRequest, TicketRef, WorkerRef
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.contract import Send
+from headstart.scheduler.record import Record
+
+FIRST_REPEAT_S = 0.2
+LAST_REPEAT_S = 1.0
+NOTICE_GRACE_S = 1.0
+NOTICE_GRACE_POLLS = 3
+FILLED_KEPT_S = 5.0
+OVERDUE_SHARE = 0.1
+COMING_S = 2.0
+
+
+class Phase(Enum):
+    OPEN = "open"
+    FILLED = "filled"
+    DONE = "done"
+    LOOSE = "loose"
+    GONE = "gone"
+
+
+@dataclass(slots=True, eq=False)
+class Repeat:
+    """When Cancel goes out next. `since` is when it went out first."""
+
+    since: float
+    next_at: float
+    interval: float = FIRST_REPEAT_S
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One attempt of one ticket. `pages[k]` receives positions [start + k * page_size, ...) of `[start, end)`."""
+
+    ref: TicketRef
+    worker: WorkerRef
+    start: int
+    end: int
+    pages: Int32Array
+    record: Record
+    missing: NDArray[np.bool_] = field(init=False)  # [len(pages)]: not noticed
+    phase: Phase = Phase.OPEN
+    since: float = 0.0  # when it was filled or done
+    num_polls: int = 0  # since then
+    num_computed: int | None = None  # by the writer, as Done says
+
+    def __post_init__(self) -> None:
+        self.missing = np.ones(len(self.pages), dtype=bool)
+
+    @property
+    def num_arrived(self) -> int:
+        """Noticed pages before the first missing one."""
+        return int(self.missing.argmax()) if self.missing.any() else len(self.pages)
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.missing.any()
+
+
+class CallTable:
+    """Every call whose writer has not had its last word."""
+
+    def __init__(self, cache: PrefixCache, clock: Clock, send: Send, counters: Counter[str]) -> None:
+        self._cache = cache
+        self._clock = clock
+        self._send = send
+        self._counters = counters
+        self._calls: dict[TicketRef, Call] = {}
+        self._repeats: dict[TicketRef, Repeat] = {}
+        self._kill_asked: dict[WorkerRef, float] = {}
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(tuple(self._calls.values()))
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def get(self, ref: TicketRef) -> Call | None:
+        return self._calls.get(ref)
+
+    def add(self, call: Call) -> None:
+        """Its pages belong to its writer from now on."""
+        self._cache.open_write(call.pages)
+        self._calls[call.ref] = call
+
+    def credit_used(self, worker: WorkerRef) -> int:
+        """Prompt tokens of the calls that `worker` still works on."""
+        working = (Phase.OPEN, Phase.LOOSE)
+        return sum(call.end for call in self._calls.values() if call.worker == worker and call.phase in working)
+
+    def num_working(self, worker: WorkerRef) -> int:
+        working = (Phase.OPEN, Phase.LOOSE)
+        return sum(call.worker == worker and call.phase in working for call in self._calls.values())
+
+    def of(self, worker: WorkerRef) -> list[Call]:
+        return [call for call in self._calls.values() if call.worker == worker]
+
+    def notice(self, notice: ChunkNotice) -> Call | None:
+        """Close what arrived. None for a notice that is late, foreign, repeated or out of range."""
+        call = self._calls.get(notice.ref)
+        last = notice.first + notice.count
+        known = call is not None and call.worker == notice.writer and 0 <= notice.first < last <= len(call.pages)
+        if call is None or not known or not call.missing[notice.first : last].all():
+            self._counters["stray_notices"] += 1
+            return None
+        self._cache.close_write(call.pages[notice.first : last])
+        call.missing[notice.first : last] = False
+        if call.is_complete:
+            if call.phase is Phase.OPEN:
+                call.phase = Phase.FILLED
+                call.since = self._clock.now()
+            else:
+                self._forget(call)
+        return call
+
+    def end(self, call: Call) -> None:
+        """The writer's word, or proof of its end, that it writes no more."""
+        self._close_missing(call)
+        self._forget(call)
+
+    def done(self, call: Call, num_computed: int) -> None:
+        """The writer's handles ended. What it wrote is trusted once noticed."""
+        call.num_computed = num_computed
+        if call.phase is Phase.OPEN:
+            call.phase = Phase.DONE
+            call.since = self._clock.now()
+        else:
+            self.end(call)
+
+    def cut(self, call: Call) -> None:
+        """Its request left: ask the writer to stop until it answers. Nothing to do where it has nothing open."""
+        if call.phase in (Phase.DONE, Phase.FILLED):
+            self.end(call)
+        elif call.phase is Phase.OPEN:
+            now = self._clock.now()
+            call.phase = Phase.LOOSE
+            self._repeats[call.ref] = Repeat(now, now + FIRST_REPEAT_S)
+            self._counters["cancelled_calls"] += 1
+            self._send(str(call.worker), CancelTicket(call.ref))
+
+    def advance(self) -> list[Call]:
+        """Repeat Cancels; returns the calls that were done a second ago and lack notices."""
+        now = self._clock.now()
+        for ref, repeat in self._repeats.items():
+            if now >= repeat.next_at:
+                self._send(str(self._calls[ref].worker), CancelTicket(ref))
+                self._counters["repeated_cancels"] += 1
+                repeat.interval = min(2 * repeat.interval, LAST_REPEAT_S)
+                repeat.next_at = now + repeat.interval
+        unnoticed: list[Call] = []
+        for call in self:
+            if call.phase is Phase.FILLED and now >= call.since + FILLED_KEPT_S:
+                self._forget(call)
+            elif call.phase is Phase.DONE:
+                call.num_polls += 1
+                if now >= call.since + NOTICE_GRACE_S and call.num_polls > NOTICE_GRACE_POLLS:
+                    unnoticed.append(call)
+        return unnoticed
+
+    def wakeup(self) -> float | None:
+        """When `advance` has something to do."""
+        now = self._clock.now()
+        times = [repeat.next_at for repeat in self._repeats.values()]
+        for call in self._calls.values():
+            if call.phase is Phase.DONE:
+                times.append(max(call.since + NOTICE_GRACE_S, now + 0.01 * NOTICE_GRACE_S))
+            elif call.phase is Phase.FILLED:
+                times.append(call.since + FILLED_KEPT_S)
+        return min(times, default=None)
+
+    def num_open_pages(self) -> int:
+        return sum(int(call.missing.sum()) for call in self._calls.values())
+
+    def num_coming(self) -> int:
+        """Pages whose writer was asked to stop a moment ago: they are expected back soon."""
+        now = self._clock.now()
+        return sum(
+            int(self._calls[ref].missing.sum())
+            for ref, repeat in self._repeats.items()
+            if now < repeat.since + COMING_S
+        )
+
+    def overdue(self, kill_after_s: float) -> list[KillRequest]:
+        """Whose end to ask for: loose calls cover too much of the pool, and their writers do not answer."""
+        now = self._clock.now()
+        if sum(int(self._calls[ref].missing.sum()) for ref in self._repeats) <= OVERDUE_SHARE * self._cache.num_pages:
+            return []
+        silent = {self._calls[ref].worker for ref, r in self._repeats.items() if now >= r.since + kill_after_s}
+        asked: list[KillRequest] = []
+        for worker in sorted(silent, key=str):
+            if now >= self._kill_asked.get(worker, -kill_after_s) + kill_after_s:
+                self._kill_asked[worker] = now
+                reason = f"{worker} leaves Cancel unanswered for {kill_after_s:g} s and may still write our pages"
+                asked.append(KillRequest(worker, reason))
+        return asked
+
+    def _close_missing(self, call: Call) -> None:
+        self._cache.close_write(call.pages[call.missing])
+
+    def _forget(self, call: Call) -> None:
+        call.phase = Phase.GONE
+        del self._calls[call.ref]
+        self._repeats.pop(call.ref, None)
+        if not any(other.worker == call.worker for other in self._calls.values()):
+            self._kill_asked.pop(call.worker, None)

@@ -1,0 +1,327 @@
+"""The decode worker's scheduler: the home of a request and of its KV.
+
+A choice's states, what each holds and the moves between them are in `entries`; a ticket's are in `calls`. Every pass
+takes in what happened, drops what ran out of time, admits what fits, and makes the next step of what runs. Whatever
+ends a choice goes through `_end`, which releases what its entry holds and says so once.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from headstart.core.batch import Batch, BatchOutput, Sampled
+from headstart.core.clock import Clock
+from headstart.core.errors import ErrorCode
+from headstart.core.identity import KVSpec
+from headstart.core.messages import (
+    Cancel,
+    Drain,
+    Flush,
+    Flushed,
+    Hello,
+    Membership,
+    Message,
+    PrefillDone,
+    PrefillFailed,
+    Refused,
+    Rejected,
+    Submit,
+    TicketClosed,
+    Welcome,
+    WorkerExited,
+    WorkerLoad,
+    WorkerRef,
+    decode_notice,
+)
+from headstart.core.request import ChoiceRef
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.admit import Admission
+from headstart.scheduler.board import Board
+from headstart.scheduler.calls import CallTable
+from headstart.scheduler.contract import Send
+from headstart.scheduler.desk import Desk
+from headstart.scheduler.entries import Choice
+from headstart.scheduler.fetch import Fetching
+from headstart.scheduler.growth import Growth
+from headstart.scheduler.limits import DecodeLimits
+from headstart.scheduler.links import Links
+from headstart.scheduler.route import Router
+from headstart.scheduler.steps import Launched, Part, make_batch, share_out
+from headstart.scheduler.stop import find_stop
+from headstart.transfer.contract import Notice, PeerLost, TransferEvent
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePorts:
+    """How the scheduler reaches the world, and its peers its pool."""
+
+    descriptor: bytes  # of our transport: what peers connect to
+    page_bytes: int
+    clock: Clock
+    send: Send
+
+
+class DecodeScheduler:
+    """Satisfies `scheduler.contract.Scheduler`."""
+
+    def __init__(
+        self, worker: WorkerRef, kv_spec: KVSpec, limits: DecodeLimits, cache: PrefixCache, ports: DecodePorts
+    ) -> None:
+        clock, send = ports.clock, ports.send
+        self._limits = limits
+        self._cache = cache
+        self._clock = clock
+        self._send = send
+        self._counters: Counter[str] = Counter()
+        self._calls = CallTable(cache, clock, send, self._counters)
+        self._board = Board(cache, limits, self._calls, self._counters)
+        self._desk = Desk(cache, limits, ports.page_bytes, clock, send, self._counters)
+        self._links = Links(Hello(worker, kv_spec, ports.descriptor), send, self._counters)
+        router = Router(limits, self._links, self._calls)
+        self._fetching = Fetching(self._board, self._links, router, self._desk, clock, send)
+        self._admission = Admission(self._board, router, self._fetching, clock)
+        self._growth = Growth(self._board, self._desk)
+        self._alarms: list[tuple[float, int, ChoiceRef]] = []
+        self._heard: dict[str, float] = {}
+        self._links_due: float | None = None
+        self._next_step = 0
+        self._is_draining = False
+
+    @property
+    def is_drained(self) -> bool:
+        """Drain was asked for, and nothing is unfinished or may still be written."""
+        return self._is_draining and self._is_idle and self._board.launched is None
+
+    @property
+    def _is_idle(self) -> bool:
+        return not len(self._desk) and not self._calls.num_open_pages()
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+
+    def handle(self, sender: str, message: Message) -> None:
+        match message:
+            case Submit() | Cancel() | Flush() | Membership():
+                self._heard[sender] = self._clock.now()
+                self._on_gateway(sender, message)
+            case PrefillDone():
+                self._fetching.on_done(sender, message)
+            case PrefillFailed():
+                self._fetching.on_failed(sender, message)
+            case TicketClosed():
+                self._fetching.on_closed(sender, message)
+            case Welcome():
+                self._board.stirred |= self._links.welcome(sender, message)
+            case Refused():
+                self._board.stirred |= self._links.refused(sender, message)
+            case WorkerExited():
+                self._links.exited(message.worker)
+                self._fetching.ended(message.worker)
+                self._board.stirred = True
+            case Drain():
+                self._is_draining = True
+            case _:
+                self._counters["stray_messages"] += 1
+        self._desk.flush()
+
+    def _on_gateway(self, sender: str, message: Submit | Cancel | Flush | Membership) -> None:
+        match message:
+            case Submit():
+                self._on_submit(sender, message)
+            case Cancel():
+                self._on_cancel(message)
+            case Flush():
+                self._on_flush(sender, message)
+            case Membership():
+                ended, lost = self._links.membership(message.prefill, self._clock.now())
+                for worker in ended:
+                    self._fetching.ended(worker)
+                for worker in lost:
+                    self._fetching.lost(worker)
+                self._board.stirred = True
+
+    def _on_submit(self, sender: str, submit: Submit) -> None:
+        ref = submit.request.ref
+        if self._desk.repeats(sender, ref):
+            return
+        if self._is_draining:
+            self._send(sender, Rejected(ref, ErrorCode.UNAVAILABLE, "this decode worker is draining"))
+            return
+        if (earlier := self._desk.earlier_attempt(ref)) is not None:
+            self._end(earlier, ErrorCode.CANCELLED, "a later attempt took its place")
+        choice = self._desk.take(sender, submit, self._board.num_waiting)
+        if choice is None:
+            return
+        stop = find_stop(choice.request, choice.sequence)
+        if stop is not None:
+            self._desk.finish(choice, stop)
+            return
+        heappush(self._alarms, (choice.deadline, choice.order, ref))
+        heappush(self._alarms, (choice.half_time, choice.order, ref))
+        self._board.wait(choice)
+
+    def _on_cancel(self, message: Cancel) -> None:
+        choice = self._desk.get(message.ref)
+        if choice is None:
+            self._counters["late_cancels"] += 1
+            return
+        self._end(choice, message.reason, "cancelled by the gateway")
+
+    def _on_flush(self, sender: str, message: Flush) -> None:
+        if not self._is_idle:
+            self._send(sender, Flushed(message.flush_id, ok=False))
+            return
+        self._send(sender, Flushed(message.flush_id, ok=True, num_pages=self._cache.flush()))
+
+    def on_transfer(self, event: TransferEvent) -> None:
+        match event:
+            case Notice():
+                notice = decode_notice(event.payload)
+                if notice is None:
+                    self._counters["stray_notices"] += 1
+                else:
+                    self._fetching.on_notice(notice)
+            case PeerLost():
+                worker = self._links.lost(event.peer)
+                if worker is not None:
+                    self._fetching.lost(worker)
+                    self._board.stirred = True
+            case _:
+                self._counters["stray_events"] += 1
+        self._desk.flush()
+
+    # ---- time --------------------------------------------------------------------------------------------------------
+
+    def advance(self) -> float | None:
+        now = self._clock.now()
+        self._ring(now)
+        self._leave_silent_gateways(now)
+        if self._links_due is not None and now >= self._links_due:
+            self._board.stirred = True
+        self._links_due = self._links.advance(now)
+        self._fetching.advance()
+        for request in self._calls.overdue(self._limits.kill_after_s):
+            self._counters["kill_requests"] += 1
+            for gateway in sorted(self._heard):
+                self._send(gateway, request)
+        self._admission.advance()
+        self._desk.flush()
+        return self._wakeup()
+
+    def _ring(self, now: float) -> None:
+        """End what is past its deadline; let what has half its time behind it look again."""
+        while self._alarms and self._alarms[0][0] <= now:
+            _, order, ref = heappop(self._alarms)
+            choice = self._desk.get(ref)
+            if choice is None or choice.order != order:
+                continue
+            if now >= choice.deadline:
+                self._end(choice, ErrorCode.DEADLINE, "the request's deadline has passed")
+            else:
+                self._board.stop_following(choice)
+
+    def _leave_silent_gateways(self, now: float) -> None:
+        for gateway, heard in list(self._heard.items()):
+            if now < heard + self._limits.gateway_silence_s:
+                continue
+            del self._heard[gateway]
+            for choice in self._desk.of(gateway):
+                self._counters["left_by_gateway"] += 1
+                self._end(choice, ErrorCode.CANCELLED, f"{gateway} has been silent for {now - heard:.1f} s")
+
+    def _wakeup(self) -> float | None:
+        times = [self._links_due, self._calls.wakeup()]
+        if self._alarms:
+            times.append(self._alarms[0][0])
+        if len(self._desk):
+            times.extend(heard + self._limits.gateway_silence_s for heard in self._heard.values())
+        return min((time for time in times if time is not None), default=None)
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Batch | None:
+        board = self._board
+        if board.ready:
+            self._start_ready()
+        if not board.running:
+            return None
+        parts = self._growth.keep(share_out(board.running.values(), self._limits))
+        self._desk.flush()
+        if not parts:
+            return None
+        self._next_step += 1
+        board.launched = Launched(self._next_step, parts)
+        self._counters["steps"] += 1
+        return make_batch(self._next_step, parts)
+
+    def _start_ready(self) -> None:
+        board = self._board
+        for entry in sorted(board.ready.values(), key=lambda entry: entry.choice.order):
+            if len(board.running) >= self._limits.max_running_requests:
+                break
+            board.run(entry)
+        board.sort_running()
+
+    def update(self, output: BatchOutput) -> None:
+        launched = self._board.launched
+        if launched is None or launched.step_id != output.step_id:
+            self._counters["stray_outputs"] += 1
+            return
+        self._board.step_over()
+        sampled = {sample.row_id: sample for sample in output.sampled}
+        for row_id, part in enumerate(launched.parts):
+            if self._board.running.get(part.entry.choice.ref) is part.entry:
+                self._apply(part, sampled.get(row_id))
+            else:
+                self._counters["dropped_rows"] += 1
+        self._desk.flush()
+
+    def _apply(self, part: Part, sampled: Sampled | None) -> None:
+        """Token and KV of one row, together."""
+        entry, choice = part.entry, part.entry.choice
+        if part.samples and (sampled is None or sampled.error is not None):
+            reason = "no token came back" if sampled is None else sampled.error
+            self._end(choice, ErrorCode.INTERNAL, f"sampling failed: {reason}")
+            return
+        choice.sequence.num_computed += part.num_new
+        if "first_token" not in choice.record.marks:
+            choice.record.num_computed += part.num_new - part.samples
+        self._counters["local_prefill_tokens"] += part.num_new - part.samples
+        if sampled is None or not part.samples:
+            self._board.commit(entry)
+            return
+        choice.sequence.append(sampled.token_id)
+        choice.record.mark("first_token", self._clock.now())
+        self._desk.say(choice, sampled)
+        stop = find_stop(choice.request, choice.sequence)
+        if stop is None:
+            self._board.commit(entry)
+            return
+        self._board.leave(entry)
+        self._desk.finish(choice, stop)
+
+    def _end(self, choice: Choice, code: ErrorCode, message: str) -> None:
+        """End an unfinished choice in whatever state it is."""
+        self._board.leave(self._board.entries[choice.ref])
+        self._desk.fail(choice, code, message)
+
+    # ---- what others see ---------------------------------------------------------------------------------------------
+
+    def load(self) -> WorkerLoad:
+        counts = self._cache.counts()
+        board = self._board
+        return WorkerLoad(
+            num_running=len(board.running),
+            num_waiting=board.num_waiting + len(board.preparing) + len(board.ready),
+            queued_tokens=board.num_queued_tokens(),
+            inflight_pages=counts.inflight,
+            private_pages=counts.private,
+            pinned_pages=counts.pinned,
+            cached_pages=counts.cached,
+            free_pages=counts.free,
+            counters={name: float(value) for name, value in self._counters.items()},
+        )
+
+    def check(self) -> None:
+        """Raise InvariantError unless every page, lease, ticket and choice has the owners it should."""
+        self._board.check()
+        self._desk.check(self._board.entries)

@@ -1,0 +1,179 @@
+"""The gateway's side of the decode worker: what is taken, what is said, and that each choice ends exactly once.
+
+A ref is unknown, then open, then ended for good: a terminal event moves it on and nothing is said about it afterwards.
+Ended refs are remembered for a while, so that a repeated Submit does not start the choice again.
+"""
+
+import math
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Mapping
+
+from headstart.core.batch import Sampled
+from headstart.core.clock import Clock
+from headstart.core.errors import ErrorCode, InvariantError
+from headstart.core.layout import pages_for
+from headstart.core.messages import Accepted, Failed, Finished, Message, Rejected, Submit, TokenDelta, Tokens
+from headstart.core.request import ChoiceRef, Request, RequestStats
+from headstart.core.sequence import Sequence
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.contract import Send
+from headstart.scheduler.entries import Choice
+from headstart.scheduler.limits import DecodeLimits
+from headstart.scheduler.record import Record
+from headstart.scheduler.stop import Stop
+
+MAX_ENDED = 4096
+
+
+class Desk:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        limits: DecodeLimits,
+        page_bytes: int,
+        clock: Clock,
+        send: Send,
+        counters: Counter[str],
+    ) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._page_bytes = page_bytes
+        self._clock = clock
+        self._send = send
+        self._counters = counters
+        self._open: dict[ChoiceRef, Choice] = {}
+        self._attempts: dict[tuple[str, int], ChoiceRef] = {}
+        self._ended: OrderedDict[ChoiceRef, None] = OrderedDict()
+        self._deltas: dict[str, list[TokenDelta]] = defaultdict(list)
+        self._farewells: list[tuple[str, Message]] = []
+        self._num_accepted = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, ref: ChoiceRef) -> Choice | None:
+        return self._open.get(ref)
+
+    def of(self, gateway: str) -> list[Choice]:
+        return [choice for choice in self._open.values() if choice.gateway == gateway]
+
+    # ---- taking ------------------------------------------------------------------------------------------------------
+
+    def earlier_attempt(self, ref: ChoiceRef) -> Choice | None:
+        """The open choice that a Submit of `ref` takes the place of."""
+        current = self._attempts.get((ref.request_id, ref.choice))
+        return self._open[current] if current is not None and current.attempt < ref.attempt else None
+
+    def repeats(self, gateway: str, ref: ChoiceRef) -> bool:
+        """Whether a Submit of `ref` starts nothing: it is open, has ended, or a later attempt is open."""
+        if ref in self._open:
+            self._send(gateway, Accepted(ref))
+            self._counters["repeated_submits"] += 1
+            return True
+        current = self._attempts.get((ref.request_id, ref.choice))
+        if ref in self._ended or (current is not None and current.attempt > ref.attempt):
+            self._counters["late_submits"] += 1
+            return True
+        return False
+
+    def take(self, gateway: str, submit: Submit, num_queued: int) -> Choice | None:
+        """Accept, or reject and return None."""
+        request = submit.request
+        refusal = self._refusal(request, num_queued)
+        if refusal is not None:
+            code, message = refusal
+            self._counters[f"rejected_{code.value}"] += 1
+            self._send(gateway, Rejected(request.ref, code, message))
+            return None
+        now = self._clock.now()
+        self._num_accepted += 1
+        sequence = Sequence(request.prompt, request.output_ids)
+        deadline = now + request.remaining_s
+        choice = Choice(request, gateway, submit.prefill_ranking, self._num_accepted, sequence, deadline, Record(now))
+        self._open[choice.ref] = choice
+        self._attempts[choice.ref.request_id, choice.ref.choice] = choice.ref
+        self._counters["accepted"] += 1
+        self._send(gateway, Accepted(choice.ref))
+        return choice
+
+    def _refusal(self, request: Request, num_queued: int) -> tuple[ErrorCode, str] | None:
+        if (fault := _malformed(request)) is not None:
+            return ErrorCode.INVALID, fault
+        max_len = len(request.prompt) + request.stop.max_new_tokens
+        if max_len > self._limits.context_len:
+            return (
+                ErrorCode.TOO_LONG,
+                f"prompt and output of {max_len} tokens; the context is {self._limits.context_len}",
+            )
+        size = self._cache.page_size
+        if pages_for(max_len - 1, size) > self._cache.num_pages:
+            return ErrorCode.TOO_LONG, f"prompt and output of {max_len} tokens; {self._cache.num_pages * size} fit"
+        if num_queued >= self._limits.max_queued_requests:
+            return ErrorCode.BUSY, f"{num_queued} requests wait already"
+        return None
+
+    # ---- saying ------------------------------------------------------------------------------------------------------
+
+    def say(self, choice: Choice, sampled: Sampled) -> None:
+        """Queue the token just appended for this step's message."""
+        wants = choice.request.num_top_logprobs is not None
+        logprobs = (sampled.logprob,) if wants and sampled.logprob is not None else ()
+        top = (sampled.top_logprobs,) if wants and sampled.top_logprobs else ()
+        index = choice.sequence.num_outputs - 1
+        self._deltas[choice.gateway].append(TokenDelta(choice.ref, index, (sampled.token_id,), logprobs, top))
+        self._counters["output_tokens"] += 1
+
+    def finish(self, choice: Choice, stop: Stop) -> None:
+        num_tokens = choice.sequence.num_outputs
+        self._end(choice, Finished(choice.ref, stop.reason, num_tokens, self._stats(choice), stop.token_id))
+        self._counters["finished"] += 1
+
+    def fail(self, choice: Choice, code: ErrorCode, message: str) -> None:
+        self._end(choice, Failed(choice.ref, code, message, self._stats(choice)))
+        self._counters[f"failed_{code.value}"] += 1
+
+    def flush(self) -> None:
+        """Send the step's tokens, one message per gateway, then the terminal events that come after them."""
+        for gateway, deltas in self._deltas.items():
+            self._send(gateway, Tokens(tuple(deltas)))
+        self._deltas.clear()
+        for gateway, message in self._farewells:
+            self._send(gateway, message)
+        self._farewells.clear()
+
+    def check(self, entries: Mapping[ChoiceRef, object]) -> None:
+        """Raise InvariantError unless exactly the unfinished choices have an entry, and nothing waits to be said."""
+        if self._open.keys() != entries.keys() or set(self._attempts.values()) != self._open.keys():
+            raise InvariantError(f"{len(self._open)} unfinished choices, {len(entries)} entries")
+        if self._deltas or self._farewells:
+            raise InvariantError("something was not said in the pass in which it happened")
+
+    def _stats(self, choice: Choice) -> RequestStats:
+        return choice.record.stats(choice.sequence.prompt_len, self._page_bytes, self._clock.now())
+
+    def _end(self, choice: Choice, terminal: Finished | Failed) -> None:
+        if self._open.pop(choice.ref, None) is None:
+            raise InvariantError(f"{choice.ref} ends twice")
+        key = choice.ref.request_id, choice.ref.choice
+        if self._attempts.get(key) == choice.ref:
+            del self._attempts[key]
+        self._ended[choice.ref] = None
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+        self._farewells.append((choice.gateway, terminal))
+        self._counters["computed_prompt_tokens"] += choice.record.num_computed
+
+
+def _malformed(request: Request) -> str | None:
+    stop = request.stop
+    if len(request.prompt) == 0:
+        return "the prompt is empty"
+    if int(request.prompt.min()) < 0 or (len(request.output_ids) and int(request.output_ids.min()) < 0):
+        return "a token id is negative"
+    if stop.max_new_tokens < 1 or stop.min_new_tokens < 0:
+        return f"max_new_tokens {stop.max_new_tokens}, min_new_tokens {stop.min_new_tokens}"
+    if len(request.output_ids) > stop.max_new_tokens:
+        return f"{len(request.output_ids)} outputs already, of {stop.max_new_tokens}"
+    if not math.isfinite(request.remaining_s) or request.remaining_s <= 0:
+        return f"remaining_s is {request.remaining_s}"
+    return None

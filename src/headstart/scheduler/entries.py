@@ -1,0 +1,102 @@
+"""A choice on the decode worker: what stays with it throughout, and the entry whose type is its state.
+
+    waiting ─► preparing ─► ready ─► running ─► finished | failed
+       │         │  ▲                  │  ▲
+       │         └──┘ retry            └─►│ retracted ─► waiting
+       └────────── short or local delta ──┘
+    preparing ─► waiting (busy, or cancelled by a growing row)      ready ─► retracted
+    every state ─► failed (cancel, deadline, error)
+
+Waiting    holds nothing; `retracted` ones resume before new admissions; parked behind a leader it is out of line
+Preparing  a PageLease, and a Call (an open ticket) that a prefill worker fills part of it under
+Ready      a PageLease; everything but the last token has KV, or the worker computes the rest itself
+Running    a PageLease; has a row in each step for which there are pages and tokens
+
+Invariant: an unfinished choice has exactly one entry, a lease exactly one entry, and an open ticket exactly one Call,
+owned by one Preparing entry or by nobody (loose: its request has left, its pages wait for the writer's word). Whoever
+removes an entry puts its choice into the next queue or releases what it holds. An entry is never used twice: the
+identity of a Running entry is the epoch that a step's result must match.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headstart.core.messages import WorkerRef
+from headstart.core.request import ChoiceRef, Request
+from headstart.core.sequence import Sequence
+from headstart.kv.cache import PageLease
+from headstart.scheduler.calls import Call
+from headstart.scheduler.record import Record
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One choice of one request, from Accepted to its terminal event."""
+
+    request: Request
+    gateway: str
+    ranking: tuple[str, ...]
+    order: int  # of arrival; the oldest is the smallest
+    sequence: Sequence
+    deadline: float
+    record: Record
+    failed_on: set[WorkerRef] = field(default_factory=set)  # prefill workers that failed it
+    num_deaths: int = 0  # prefill workers that died while they had it
+
+    @property
+    def ref(self) -> ChoiceRef:
+        return self.request.ref
+
+    @property
+    def half_time(self) -> float:
+        """From here on it waits for no prefill worker and no leader."""
+        return (self.record.accepted_at + self.deadline) / 2
+
+    @property
+    def max_len(self) -> int:
+        """Tokens with the last possible output."""
+        return self.sequence.prompt_len + self.request.stop.max_new_tokens
+
+
+class Hint(NamedTuple):
+    """What the last match of a choice that did not get in said."""
+
+    prefix_len: int
+    pages_wanted: int
+    look_again_at: float
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    choice: Choice
+    retracted: bool = False
+    num_overtaken: int = 0
+    hint: Hint | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Preparing:
+    choice: Choice
+    lease: PageLease
+    call: Call
+    hit_pages: int  # shared pages when it was leased
+
+
+@dataclass(slots=True, eq=False)
+class Ready:
+    choice: Choice
+    lease: PageLease
+    hit_pages: int
+    chunked: bool = False  # its delta is long and comes out of the chunk budget, not the short one
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    choice: Choice
+    lease: PageLease
+    hit_pages: int
+    chunked: bool
+
+
+Holder = Preparing | Ready | Running
+Entry = Waiting | Holder

@@ -1,0 +1,191 @@
+"""Preparing entries: the delta is asked of a prefill worker, arrives page by page, and is asked of another if it fails.
+
+A failed attempt keeps what has arrived. The rest goes onto new pages, since the writer may still write the old ones
+unless it said otherwise, and is asked of another worker; where none is left it is computed here; where pages or credit
+are short the choice goes back to the waiting line.
+"""
+
+from headstart.core.clock import Clock
+from headstart.core.errors import ErrorCode
+from headstart.core.layout import pages_for
+from headstart.core.messages import (
+    ChunkNotice,
+    Prefill,
+    PrefillDone,
+    PrefillFailed,
+    TicketClosed,
+    TicketRef,
+    WorkerRef,
+)
+from headstart.kv.cache import PageLease
+from headstart.scheduler.board import Board
+from headstart.scheduler.calls import Call, Phase
+from headstart.scheduler.contract import Send
+from headstart.scheduler.desk import Desk
+from headstart.scheduler.entries import Choice, Preparing
+from headstart.scheduler.links import Link, Links
+from headstart.scheduler.route import LATER, Local, Router
+
+MAX_DEATHS = 2
+"""A choice that this many workers died with is not tried on another: it may be the killer."""
+
+
+class Fetching:
+    def __init__(self, board: Board, links: Links, router: Router, desk: Desk, clock: Clock, send: Send) -> None:
+        self._board = board
+        self._links = links
+        self._router = router
+        self._desk = desk
+        self._clock = clock
+        self._send = send
+        self._last_ticket = 0
+
+    def begin(self, choice: Choice, lease: PageLease, hit_pages: int, link: Link) -> None:
+        """Ask `link` for everything that has no KV yet, but the last token."""
+        self._last_ticket += 1
+        self._call(choice, lease, hit_pages, TicketRef(self._last_ticket, 0), link)
+
+    def _call(self, choice: Choice, lease: PageLease, hit_pages: int, ref: TicketRef, link: Link) -> None:
+        sequence, size = choice.sequence, self._board.page_size
+        start, end = sequence.num_computed, len(sequence) - 1
+        pages = lease.pages[start // size : pages_for(end, size)]
+        call = Call(ref, link.worker, start, end, pages, choice.record)
+        self._board.calls.add(call)
+        self._board.prepare(Preparing(choice, lease, call, hit_pages))
+        self._board.counters["prefill_calls"] += 1
+        request = choice.request
+        remaining_s = choice.deadline - self._clock.now()
+        tokens = sequence.span(0, end)
+        message = Prefill(ref, tokens, start, pages, request.namespace, remaining_s, request.cacheable)
+        self._send(str(link.worker), message)
+
+    # ---- the writer's words ------------------------------------------------------------------------------------------
+
+    def on_notice(self, notice: ChunkNotice) -> None:
+        board = self._board
+        entry = board.preparing.get(notice.ref)
+        call = board.calls.notice(notice)
+        if call is None:
+            return
+        board.counters["pages_moved"] += notice.count
+        board.stirred = True
+        if entry is None:
+            board.counters["pages_moved_in_vain"] += notice.count
+            return
+        choice = entry.choice
+        choice.record.pages_moved += notice.count
+        choice.sequence.num_computed = min(call.start + call.num_arrived * board.page_size, call.end)
+        board.commit(entry)
+        if call.is_complete:
+            reported = call.num_computed
+            choice.record.num_computed += call.end - call.start if reported is None else reported
+            board.detach(entry)
+            board.make_ready(choice, entry.lease, entry.hit_pages, chunked=False)
+            choice.record.mark("ready", self._clock.now())
+
+    def on_done(self, sender: str, message: PrefillDone) -> None:
+        call = self._known(sender, message.ref)
+        if call is None:
+            return
+        call.record.prefill_prefix_len = message.prefix_len
+        if call.phase is Phase.FILLED:
+            call.record.num_computed += message.num_computed - (call.end - call.start)
+        self._board.counters["prefill_tokens"] += message.num_computed
+        self._board.stirred = True
+        self._board.calls.done(call, message.num_computed)
+
+    def on_failed(self, sender: str, message: PrefillFailed) -> None:
+        call = self._known(sender, message.ref)
+        if call is None:
+            return
+        entry = self._board.preparing.get(call.ref)
+        self._board.calls.end(call)
+        self._board.stirred = True
+        if entry is None:
+            return
+        self._board.counters[f"prefill_failed_{message.code.value}"] += 1
+        match message.code:
+            case ErrorCode.BUSY:
+                self._links.busy(call.worker, self._clock.now())
+                self._board.send_back(entry)
+            case ErrorCode.INVALID | ErrorCode.MISMATCH:
+                if message.code is ErrorCode.MISMATCH:
+                    self._links.mismatch(call.worker)
+                self._board.leave(entry)
+                self._desk.fail(entry.choice, message.code, f"{call.worker}: {message.message}")
+            case _:
+                self._retry(entry)
+
+    def on_closed(self, sender: str, message: TicketClosed) -> None:
+        call = self._known(sender, message.ref)
+        if call is None:
+            return
+        entry = self._board.preparing.get(call.ref)
+        self._board.calls.end(call)
+        self._board.stirred = True
+        if entry is not None:
+            self._retry(entry)
+
+    def _known(self, sender: str, ref: TicketRef) -> Call | None:
+        call = self._board.calls.get(ref)
+        if call is None or str(call.worker) != sender:
+            self._board.counters["stray_messages"] += 1
+            return None
+        return call
+
+    # ---- ends of workers ---------------------------------------------------------------------------------------------
+
+    def lost(self, worker: WorkerRef) -> None:
+        """Dead for requests: they go elsewhere. Its pages wait for its word or the proof of its end."""
+        for call in self._board.calls.of(worker):
+            if call.phase is Phase.OPEN:
+                self._board.calls.cut(call)
+                self._fail_over(call)
+
+    def ended(self, worker: WorkerRef) -> None:
+        """Proven: nothing it posted can land any more."""
+        for call in self._board.calls.of(worker):
+            self._board.calls.end(call)
+            self._board.stirred = True
+            self._fail_over(call)
+
+    def _fail_over(self, call: Call) -> None:
+        entry = self._board.preparing.get(call.ref)
+        if entry is not None:
+            entry.choice.num_deaths += 1
+            self._retry(entry)
+
+    def advance(self) -> None:
+        for call in self._board.calls.advance():
+            self._board.counters["lost_notices"] += 1
+            entry = self._board.preparing[call.ref]
+            self._board.calls.end(call)
+            self._retry(entry)
+
+    # ---- down the ladder ---------------------------------------------------------------------------------------------
+
+    def _retry(self, entry: Preparing) -> None:
+        """The entry's call is over or loose, and something is missing."""
+        board, choice, call = self._board, entry.choice, entry.call
+        choice.failed_on.add(call.worker)
+        arrived = choice.sequence.num_computed
+        choice.record.num_computed += arrived - call.start
+        board.counters["prefill_retries"] += 1
+        if choice.num_deaths >= MAX_DEATHS:
+            board.leave(entry)
+            self._desk.fail(choice, ErrorCode.WORKER_LOST, f"{MAX_DEATHS} workers died while they prefilled this")
+            return
+        pick = self._router.pick(choice, arrived, {}, self._clock.now())
+        first = call.start // board.page_size + call.num_arrived
+        count = len(call.pages) - call.num_arrived
+        if pick is LATER or not board.cache.try_replace(entry.lease, first, count):
+            board.send_back(entry)
+            return
+        board.detach(entry)
+        board.unpark(board.claims.end(choice.ref))
+        board.claim(choice, entry.lease)
+        if isinstance(pick, Link):
+            self._call(choice, entry.lease, entry.hit_pages, TicketRef(call.ref.ticket, call.ref.attempt + 1), pick)
+        else:
+            board.make_ready(choice, entry.lease, entry.hit_pages, chunked=pick is Local.CHUNKED)
+            choice.record.mark("ready", self._clock.now())

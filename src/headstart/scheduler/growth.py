@@ -1,0 +1,71 @@
+"""Pages for the tokens of the next step, and who gives way when there are none.
+
+A running row that needs a page: evict; else retract the youngest ready choice; else cancel the youngest preparing one,
+whose pages count as coming once its writer was asked to stop, and the row sits out while those suffice; else retract a
+running one, never the oldest. A choice that is alone and still finds no page fails; nobody else does.
+"""
+
+from headstart.core.errors import ErrorCode
+from headstart.core.layout import pages_for
+from headstart.scheduler.board import Board
+from headstart.scheduler.desk import Desk
+from headstart.scheduler.entries import Running
+from headstart.scheduler.retract import running_victim, youngest_preparing, youngest_ready
+from headstart.scheduler.steps import Part
+
+
+class Growth:
+    def __init__(self, board: Board, desk: Desk) -> None:
+        self._board = board
+        self._desk = desk
+
+    def keep(self, parts: list[Part]) -> list[Part]:
+        """Those of `parts`, oldest first, whose entries still run and have pages for what they compute."""
+        wanted = sum(self._lacks(part) for part in parts)
+        if not wanted:
+            return parts
+        self._board.cache.make_room(wanted)
+        num_sitting = 0
+        kept: list[Part] = []
+        for part in parts:
+            lacks = self._lacks(part)
+            if not self._runs(part.entry):
+                continue
+            if not lacks or self._grow(part.entry, lacks, num_sitting):
+                kept.append(part)
+            elif self._runs(part.entry):
+                num_sitting += lacks
+                self._board.counters["rows_sat_out"] += 1
+        return [part for part in kept if self._runs(part.entry)]
+
+    def _grow(self, entry: Running, num_pages: int, num_sitting: int) -> bool:
+        """Whether the entry has its pages now. If not it sits out, was retracted, or failed."""
+        board = self._board
+        while not board.cache.try_extend(entry.lease, num_pages):
+            if (ready := youngest_ready(board.ready.values())) is not None:
+                board.retract(ready)
+            elif num_sitting + num_pages <= board.calls.num_coming():
+                return False
+            elif (preparing := youngest_preparing(board.preparing.values())) is not None:
+                board.counters["preparing_cancelled"] += 1
+                board.send_back(preparing)
+            elif (victim := running_victim(board.running.values(), board.page_size)) is not None:
+                board.retract(victim)
+                if victim is entry:
+                    return False
+            elif board.calls.num_open_pages():
+                return False
+            else:
+                board.leave(entry)
+                message = f"no page for token {len(entry.choice.sequence)}: the pool is full and nothing else runs"
+                self._desk.fail(entry.choice, ErrorCode.TOO_LONG, message)
+                return False
+        return True
+
+    def _lacks(self, part: Part) -> int:
+        entry = part.entry
+        stop = entry.choice.sequence.num_computed + part.num_new
+        return max(0, pages_for(stop, self._board.page_size) - len(entry.lease.pages))
+
+    def _runs(self, entry: Running) -> bool:
+        return self._board.running.get(entry.choice.ref) is entry

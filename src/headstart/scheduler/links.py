@@ -1,0 +1,173 @@
+"""What the decode worker knows of each prefill worker, and which one may take a prompt now.
+
+    (membership names it) ─► greeting ──Welcome──► welcome        a new incarnation starts over at greeting
+                               │  └────Refused──► refused         both processes live; it gets no calls
+                               └ Hello is repeated until answered
+
+One link per worker name, for its latest incarnation. A link takes calls while it is welcome, alive and not backing off.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from headstart.core.messages import Hello, PeerState, Refused, Welcome, WorkerRef
+from headstart.scheduler.contract import Send
+
+HELLO_REPEAT_S = 0.5
+GREETING_PATIENCE_S = 1.0
+BACKOFF_S = 0.1
+
+ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
+
+
+class Handshake(Enum):
+    GREETING = "greeting"
+    WELCOME = "welcome"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    worker: WorkerRef
+    state: str
+    greeted_at: float
+    next_hello: float
+    handshake: Handshake = Handshake.GREETING
+    capacity_tokens: int = 0
+    credit_tokens: int = 0
+    busy_until: float = 0.0
+
+
+class NoLink(Enum):
+    """Why there is no prefill worker to call."""
+
+    LATER = "later"  # one that could take the prompt has no credit or no answer yet
+    NEVER = "never"  # no live one can hold it
+
+
+class Links:
+    def __init__(self, hello: Hello, send: Send, counters: Counter[str]) -> None:
+        self._hello = hello
+        self._send = send
+        self._counters = counters
+        self._links: dict[str, Link] = {}
+
+    def membership(self, peers: Iterable[PeerState], now: float) -> tuple[list[WorkerRef], list[WorkerRef]]:
+        """Take the gateway's list. Returns the incarnations proven ended, and those to fail requests over from."""
+        ended: list[WorkerRef] = []
+        lost: list[WorkerRef] = []
+        listed = {peer.worker.name: peer for peer in peers}
+        for name, link in self._links.items():
+            if name not in listed and link.state != DEAD:
+                link.state = DEAD
+                lost.append(link.worker)
+        for peer in listed.values():
+            former = self._links.get(peer.worker.name)
+            if former is not None and former.worker.incarnation > peer.worker.incarnation:
+                self._counters["stale_members"] += 1
+                continue
+            if former is None or former.worker != peer.worker:
+                self._links[peer.worker.name] = Link(peer.worker, peer.state, now, now)
+                if former is not None:
+                    ended.append(former.worker)
+                continue
+            if peer.state == DEAD and former.state != DEAD:
+                lost.append(former.worker)
+            elif peer.state != DEAD and former.state == DEAD and former.handshake is not Handshake.REFUSED:
+                former.handshake, former.greeted_at, former.next_hello = Handshake.GREETING, now, now
+            former.state = peer.state
+        return ended, lost
+
+    def exited(self, worker: WorkerRef) -> None:
+        if (link := self._links.get(worker.name)) is not None and link.worker == worker:
+            link.state = DEAD
+
+    def lost(self, peer: str) -> WorkerRef | None:
+        """The transport to `peer` is closed: dead for requests until membership says otherwise."""
+        for link in self._links.values():
+            if str(link.worker) == peer:
+                link.state = DEAD
+                return link.worker
+        return None
+
+    def welcome(self, sender: str, message: Welcome) -> bool:
+        link = self._answered(sender, message.worker)
+        if link is None:
+            return False
+        link.handshake = Handshake.WELCOME
+        link.capacity_tokens = message.capacity_tokens
+        link.credit_tokens = message.credit_tokens
+        return True
+
+    def refused(self, sender: str, message: Refused) -> bool:
+        """Both sides live on; this incarnation gets no calls."""
+        link = self._answered(sender, message.worker)
+        if link is None:
+            return False
+        link.handshake = Handshake.REFUSED
+        self._counters["refused_links"] += 1
+        return True
+
+    def mismatch(self, worker: WorkerRef) -> None:
+        """A call came back as incompatible: no more on this pair."""
+        if (link := self._links.get(worker.name)) is not None and link.worker == worker:
+            link.handshake = Handshake.REFUSED
+
+    def busy(self, worker: WorkerRef, now: float) -> None:
+        if (link := self._links.get(worker.name)) is not None and link.worker == worker:
+            link.busy_until = now + BACKOFF_S
+
+    def advance(self, now: float) -> float | None:
+        """Repeat Hellos; returns when to come back."""
+        times: list[float] = []
+        for link in self._links.values():
+            if link.handshake is Handshake.GREETING and link.state != DEAD:
+                if now >= link.next_hello:
+                    self._send(str(link.worker), self._hello)
+                    link.next_hello = now + HELLO_REPEAT_S
+                times.append(link.next_hello)
+                if now < link.greeted_at + GREETING_PATIENCE_S:
+                    times.append(link.greeted_at + GREETING_PATIENCE_S)
+            if now < link.busy_until:
+                times.append(link.busy_until)
+        return min(times, default=None)
+
+    def choose(
+        self,
+        ranking: tuple[str, ...],
+        num_tokens: int,
+        excluded: set[WorkerRef],
+        usage: Callable[[WorkerRef], tuple[int, int]],
+        now: float,
+    ) -> Link | NoLink:
+        """The best-ranked worker that can take a prompt of `num_tokens` now; those not ranked come last, least used
+        first. `usage(worker)` is (calls open there, their prompt tokens)."""
+        usable = [link for link in self._links.values() if self._may_serve(link, num_tokens, excluded, now)]
+        if not usable:
+            return NoLink.NEVER
+        place = {name: index for index, name in enumerate(ranking)}
+        used = {link.worker: usage(link.worker) for link in usable}
+        usable.sort(key=lambda link: (place.get(link.worker.name, len(place)), used[link.worker][1], link.worker.name))
+        for link in usable:
+            num_calls, tokens = used[link.worker]
+            takes_calls = link.state == ALIVE and link.handshake is Handshake.WELCOME and now >= link.busy_until
+            if takes_calls and (num_calls == 0 or tokens + num_tokens <= link.credit_tokens):
+                return link
+        return NoLink.LATER
+
+    def _may_serve(self, link: Link, num_tokens: int, excluded: set[WorkerRef], now: float) -> bool:
+        """Whether waiting for `link` makes sense."""
+        if link.state == DEAD or link.worker in excluded:
+            return False
+        if link.handshake is Handshake.GREETING:
+            return now < link.greeted_at + GREETING_PATIENCE_S
+        return link.handshake is Handshake.WELCOME and num_tokens <= link.capacity_tokens
+
+    def _answered(self, sender: str, worker: WorkerRef) -> Link | None:
+        link = self._links.get(worker.name)
+        if link is None or link.worker != worker or sender != str(worker):
+            self._counters["stray_messages"] += 1
+            return None
+        return link

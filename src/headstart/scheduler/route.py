@@ -1,0 +1,43 @@
+"""Where a choice's delta is computed."""
+
+from enum import Enum
+
+from headstart.core.messages import WorkerRef
+from headstart.scheduler.calls import CallTable
+from headstart.scheduler.entries import Choice
+from headstart.scheduler.limits import DecodeLimits
+from headstart.scheduler.links import Link, Links, NoLink
+
+
+class Local(Enum):
+    SHORT = "short"  # out of the step's budget for short deltas
+    CHUNKED = "chunked"  # for want of a prefill worker, or of time to wait for one
+
+
+LATER = NoLink.LATER
+
+
+class Router:
+    """Short deltas and those that nobody else can compute in time stay here; the rest go where there is credit."""
+
+    def __init__(self, limits: DecodeLimits, links: Links, calls: CallTable) -> None:
+        self._limits = limits
+        self._links = links
+        self._calls = calls
+
+    def pick(
+        self, choice: Choice, start: int, planned: dict[WorkerRef, list[int]], now: float
+    ) -> Local | Link | NoLink:
+        """For the delta [start, end). `planned` are prompt tokens of calls about to be opened; LATER where it waits."""
+        end = len(choice.sequence) - 1
+        if end - start <= self._limits.local_prefill_tokens:
+            return Local.SHORT
+        if now >= choice.half_time:
+            return Local.CHUNKED
+
+        def usage(worker: WorkerRef) -> tuple[int, int]:
+            soon = planned.get(worker, [])
+            return self._calls.num_working(worker) + len(soon), self._calls.credit_used(worker) + sum(soon)
+
+        link = self._links.choose(choice.ranking, end, choice.failed_on, usage, now)
+        return Local.CHUNKED if link is NoLink.NEVER else link

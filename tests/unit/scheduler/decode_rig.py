@@ -1,0 +1,235 @@
+"""One decode worker in virtual time. The test plays gateway and prefill workers by hand; the model counts.
+
+Token `i` of a sequence is followed by its last token plus one, modulo 1000, unless a test scripts something else.
+The ledger is checked after every call.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from headstart.core.arrays import EMPTY, Int32Array, int32_array
+from headstart.core.batch import Batch, BatchOutput, Row, Sampled
+from headstart.core.errors import ErrorCode
+from headstart.core.identity import PROTOCOL_VERSION, KVSpec, cache_namespace
+from headstart.core.messages import (
+    Cancel,
+    CancelTicket,
+    ChunkNotice,
+    Failed,
+    Finished,
+    Hello,
+    Membership,
+    Message,
+    PeerState,
+    Prefill,
+    PrefillDone,
+    PrefillFailed,
+    Rejected,
+    Submit,
+    Tokens,
+    Welcome,
+    WorkerRef,
+    encode_notice,
+)
+from headstart.core.request import ChoiceRef, Request, RequestStats, SamplingParams, StopCriteria
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.decode import DecodePorts, DecodeScheduler
+from headstart.scheduler.limits import DecodeLimits
+from headstart.transfer.contract import Notice
+
+GATEWAY = "gateway"
+DECODE = WorkerRef("decode-0", 1)
+P0 = WorkerRef("prefill-0", 1)
+P1 = WorkerRef("prefill-1", 1)
+NAMESPACE = cache_namespace()
+PAGE_BYTES = 1000
+LIMITS = DecodeLimits(
+    max_running_requests=8,
+    max_queued_requests=32,
+    context_len=100_000,
+    chunked_prefill_size=16,
+    local_prefill_tokens=0,
+    num_reserved_decode_tokens=0,
+    gateway_silence_s=1e9,
+)
+
+
+def count_up(row: Row) -> int:
+    return (int(row.tokens[-1]) + 1) % 1000
+
+
+class HandClock:
+    def __init__(self, rig: "Rig") -> None:
+        self._rig = rig
+
+    def now(self) -> float:
+        return self._rig.now
+
+
+class Rig:
+    """`limits` fields may be given by name."""
+
+    def __init__(self, num_pages: int = 64, page_size: int = 4, **limits: float) -> None:
+        self.now = 0.0
+        self.page_size = page_size
+        self.cache = PrefixCache(num_pages, page_size)
+        self.mail: list[tuple[str, Message]] = []
+        spec = KVSpec(PROTOCOL_VERSION, "model", page_size, "uint8", 1, 1, 1, "none")
+        ports = DecodePorts(b"pool", PAGE_BYTES, HandClock(self), lambda to, message: self.mail.append((to, message)))
+        self.limits = replace(LIMITS, **limits)
+        self.scheduler = DecodeScheduler(DECODE, spec, self.limits, self.cache, ports)
+        self.model: Callable[[Row], int | str] = count_up
+        self.batches: list[Batch] = []
+        self.wakeup: float | None = None
+        self._launched: Batch | None = None
+
+    # ---- driving -----------------------------------------------------------------------------------------------------
+
+    def tell(self, message: Message, sender: str = GATEWAY) -> None:
+        self.scheduler.handle(sender, message)
+        self.check()
+
+    def advance(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.wakeup = self.scheduler.advance()
+        self.check()
+
+    def launch(self) -> Batch | None:
+        """Start a step and leave it in flight."""
+        assert self._launched is None
+        self._launched = self.scheduler.schedule()
+        if self._launched is not None:
+            self.batches.append(self._launched)
+        self.check()
+        return self._launched
+
+    def land(self) -> None:
+        """The launched step's output comes in."""
+        batch, self._launched = self._launched, None
+        assert batch is not None
+        self.scheduler.update(BatchOutput(batch.step_id, tuple(self._sample(row) for row in batch.rows if row.sample)))
+        self.check()
+
+    def step(self) -> Batch | None:
+        """One whole pass of the loop."""
+        self.advance()
+        if (batch := self.launch()) is not None:
+            self.land()
+        return batch
+
+    def run(self, max_steps: int = 1000) -> None:
+        """Until a pass launches nothing."""
+        for _ in range(max_steps):
+            if self.step() is None:
+                return
+        raise AssertionError("still running")
+
+    def check(self) -> None:
+        self.scheduler.check()
+
+    def _sample(self, row: Row) -> Sampled:
+        said = self.model(row)
+        return Sampled(row.row_id, 0, error=said) if isinstance(said, str) else Sampled(row.row_id, said)
+
+    # ---- the gateway -------------------------------------------------------------------------------------------------
+
+    def submit(self, request_id: str, prompt: list[int] | range, max_new: int = 1, **fields: object) -> ChoiceRef:
+        """`fields` are Request's, StopCriteria's by their own names, and `ranking`."""
+        ref = ChoiceRef(request_id, int(fields.pop("choice", 0)), int(fields.pop("attempt", 0)))  # type: ignore[call-overload]
+        ranking = fields.pop("ranking", ())
+        stop = StopCriteria(
+            max_new,
+            fields.pop("min_new_tokens", 0),
+            fields.pop("stop_token_ids", ()),  # type: ignore[arg-type]
+        )
+        fields.setdefault("remaining_s", 1000.0)
+        fields.setdefault("namespace", NAMESPACE)
+        request = Request(ref, int32_array(prompt), SamplingParams(), stop, **fields)  # type: ignore[arg-type]
+        self.tell(Submit(request, ranking))  # type: ignore[arg-type]
+        return ref
+
+    def cancel(self, ref: ChoiceRef, reason: ErrorCode = ErrorCode.CANCELLED) -> None:
+        self.tell(Cancel(ref, reason))
+
+    def members(self, *alive: WorkerRef, suspect: tuple[WorkerRef, ...] = (), dead: tuple[WorkerRef, ...] = ()) -> None:
+        states = [(alive, "alive"), (suspect, "suspect"), (dead, "dead")]
+        peers = tuple(PeerState(ref, f"at {ref}", state) for refs, state in states for ref in refs)
+        self.tell(Membership(peers))
+
+    def answer(self, ref: ChoiceRef) -> list[int]:
+        """Every token sent for `ref`, in order; indices must follow each other."""
+        deltas = [d for _, m in self.mail if isinstance(m, Tokens) for d in m.deltas if d.ref == ref]
+        for before, after in zip(deltas, deltas[1:], strict=False):
+            assert after.index == before.index + len(before.token_ids)
+        return [token for delta in deltas for token in delta.token_ids]
+
+    def terminal(self, ref: ChoiceRef) -> Finished | Failed | Rejected | None:
+        """The one terminal event of `ref`, if it came; more than one is an error."""
+        said = [m for m in self.said(Finished) + self.said(Failed) + self.said(Rejected) if m.ref == ref]
+        assert len(said) <= 1, said
+        return said[0] if said else None
+
+    def finished(self, ref: ChoiceRef) -> Finished:
+        terminal = self.terminal(ref)
+        assert isinstance(terminal, Finished), terminal
+        return terminal
+
+    def failed(self, ref: ChoiceRef) -> ErrorCode:
+        terminal = self.terminal(ref)
+        assert isinstance(terminal, Failed | Rejected), terminal
+        return terminal.code
+
+    def stats(self, ref: ChoiceRef) -> RequestStats:
+        return self.finished(ref).stats
+
+    def said(self, kind: type, to: str | None = None) -> list:  # type: ignore[type-arg]
+        return [message for name, message in self.mail if isinstance(message, kind) and to in (None, name)]
+
+    def counter(self, name: str) -> float:
+        return self.scheduler.load().counters.get(name, 0)
+
+    # ---- prefill workers ---------------------------------------------------------------------------------------------
+
+    def connect(self, *workers: WorkerRef, credit: int = 10_000, capacity: int = 10_000) -> None:
+        """Membership, Hello and Welcome."""
+        self.members(*workers)
+        self.advance()
+        for worker in workers:
+            assert self.said(Hello, str(worker))
+            self.tell(Welcome(worker, capacity, credit, b"their pool"), str(worker))
+
+    def calls(self, worker: WorkerRef | None = None) -> list[Prefill]:
+        return self.said(Prefill, None if worker is None else str(worker))
+
+    def cancels(self, worker: WorkerRef = P0) -> list[CancelTicket]:
+        return self.said(CancelTicket, str(worker))
+
+    def notice(self, call: Prefill, first: int = 0, count: int | None = None, worker: WorkerRef = P0) -> None:
+        count = len(call.dst_pages) - first if count is None else count
+        payload = encode_notice(ChunkNotice(worker, call.ref, first, count))
+        self.scheduler.on_transfer(Notice(payload))
+        self.check()
+
+    def done(self, call: Prefill, prefix_len: int = 0, worker: WorkerRef = P0) -> None:
+        self.tell(PrefillDone(call.ref, prefix_len, len(call.tokens) - prefix_len), str(worker))
+
+    def fail(self, call: Prefill, code: ErrorCode = ErrorCode.UNAVAILABLE, worker: WorkerRef = P0) -> None:
+        self.tell(PrefillFailed(call.ref, code, "scripted"), str(worker))
+
+    def serve(self, call: Prefill, worker: WorkerRef = P0) -> None:
+        """All of it: the pages arrive and the writer is done."""
+        self.notice(call, worker=worker)
+        self.done(call, worker=worker)
+
+    # ---- pages -------------------------------------------------------------------------------------------------------
+
+    def cached_pages(self, tokens: list[int] | range, namespace: bytes = NAMESPACE) -> int:
+        return self.cache.match(namespace, int32_array(tokens)).num_pages
+
+    def is_clean(self) -> bool:
+        """Nobody holds anything."""
+        counts = self.cache.counts()
+        return counts.inflight == counts.private == counts.pinned == 0
+
+
+__all__ = ["DECODE", "EMPTY", "GATEWAY", "NAMESPACE", "P0", "P1", "PAGE_BYTES", "Int32Array", "Rig", "count_up"]
