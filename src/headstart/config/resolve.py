@@ -82,7 +82,7 @@ def resolve_page_size(cache: CacheSettings, device: str) -> int:
 def resolve_pool(settings: WorkerSettings, facts: DeviceFacts, model: ModelFacts) -> PoolPlan:
     """Choose page size, pool size and context. Raises ConfigError where the pool cannot hold two pages."""
     page_size = resolve_page_size(settings.cache, facts.device)
-    wanted = settings.model_settings.context_length
+    wanted = settings.model.context_length
     context_len = model.max_context_len if wanted == "auto" else wanted
     require(
         context_len <= model.max_context_len,

@@ -134,6 +134,16 @@ class TransferSettings:
 
 
 @dataclass(frozen=True)
+class ClusterSettings:
+    """How the processes of a cluster trust each other. All must agree."""
+
+    cluster_key: str = ""
+    """File with the cluster's key pair (`headstart key`). Needed as soon as control messages leave this machine."""
+    insecure_control: bool = False
+    """Let control messages leave this machine in the clear."""
+
+
+@dataclass(frozen=True)
 class GatewaySettings:
     """The HTTP side."""
 
@@ -180,17 +190,16 @@ class GatewaySettings:
 class WorkerSettings:
     """Everything one prefill or decode worker is started with."""
 
-    model: str = ""
-    """Folder in Hugging Face's layout, a GGUF file, or empty for the packaged demo model."""
-    model_settings: ModelSettings = field(default_factory=ModelSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     step: StepSettings = field(default_factory=StepSettings)
     transfer: TransferSettings = field(default_factory=TransferSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
 
 
 def conflicts(settings: WorkerSettings) -> list[str]:
     """Every combination that is not built or makes no sense, one sentence each, naming the settings involved."""
-    model, cache, step = settings.model_settings, settings.cache, settings.step
+    model, cache, step = settings.model, settings.cache, settings.step
     found = []
     if model.tp_size > 1:
         found.append(f"--tp-size {model.tp_size} with --device {model.device}: only --tp-size 1 is built.")
@@ -211,6 +220,8 @@ def conflicts(settings: WorkerSettings) -> list[str]:
         )
     if cache.max_total_tokens != "auto" and cache.mem_fraction_static != "auto":
         found.append("--max-total-tokens and --mem-fraction-static both set the pool's size; give one.")
+    if settings.cluster.cluster_key and settings.cluster.insecure_control:
+        found.append("--cluster-key and --insecure-control contradict each other.")
     if settings.transfer.disaggregation_ib_device and model.device == "cpu":
         found.append("--disaggregation-ib-device with --device cpu: a CPU worker's backend chooses its own path.")
     return found

@@ -1,5 +1,6 @@
 """From settings to a running executor: the dtype, the size of the pool, the attention backend."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,15 +54,15 @@ def choose_dtype(name: str, device: str) -> str:
     return name
 
 
-def make_executor(config: ExecutorConfig) -> TorchExecutor:
-    """Load the model, reserve the pool, start the thread. Raises WorkerError."""
+def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = None) -> TorchExecutor:
+    """Load the model, reserve the pool, start the thread, which calls `on_done` after each step. Raises WorkerError."""
     dtype = choose_dtype(config.dtype, config.device)
     kv_dtype = dtype if config.kv_dtype == "auto" else choose_dtype(config.kv_dtype, config.device)
     torch.set_num_threads(config.num_threads)
     model = load_model(config.weights, _DTYPES[dtype], config.device)
     shape = pool_shape(config, _DTYPES[kv_dtype])
     pool = KVPool.allocate(shape, _DTYPES[kv_dtype], config.device)
-    executor = TorchExecutor(StepRunner(model, pool, _attention(config, pool)), config.num_threads)
+    executor = TorchExecutor(StepRunner(model, pool, _attention(config, pool)), config.num_threads, on_done)
     executor.start()
     return executor
 

@@ -26,7 +26,7 @@ class HeartbeatThread:
         worker: WorkerRef,
         vitals: Vitals,
         clock: Clock,
-        beat: Callable[[Heartbeat], None],
+        beat: Callable[[Heartbeat], object],
         on_wedged: Callable[[float], None],
         watchdog_s: float,
     ) -> None:

@@ -18,7 +18,7 @@ from headstart.scheduler.contract import Scheduler
 from headstart.transfer.contract import Transport
 
 POLL_S = 0.001
-"""Longest sleep while a transfer or a step without a wake-up descriptor is open."""
+"""Longest sleep while a transfer is open."""
 IDLE_S = 0.1
 """Longest sleep at all: keeps the loop's age small in every heartbeat."""
 PUBLISH_S = 0.1
@@ -33,7 +33,7 @@ class Inbox(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Return when something may have arrived or the executor has finished, at the latest after `timeout_s`."""
+        """Return when something may have arrived or the executor's step has ended, at the latest after `timeout_s`."""
         ...
 
 
@@ -64,7 +64,6 @@ class LoopParts:
     inbox: Inbox
     clock: Clock
     vitals: Vitals
-    step_wakes: bool  # the executor ends Inbox.wait when a step finishes
     runs_are_transfers: bool  # prefill: whatever runs may have writes open
 
 
@@ -132,7 +131,7 @@ class WorkerLoop:
     def _sleep_s(self, wakeup: float | None) -> float:
         parts = self._parts
         bound = IDLE_S
-        if self._transfers_open or (self._step_in_flight and not parts.step_wakes):
+        if self._transfers_open:
             bound = POLL_S
         if wakeup is not None:
             bound = min(bound, wakeup - parts.clock.now())

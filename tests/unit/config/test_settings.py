@@ -35,7 +35,7 @@ def test_defaults_have_no_conflicts() -> None:
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        (WorkerSettings(model_settings=ModelSettings(tp_size=2)), ["--tp-size", "--device"]),
+        (WorkerSettings(model=ModelSettings(tp_size=2)), ["--tp-size", "--device"]),
         (WorkerSettings(cache=CacheSettings(kv_cache_dtype="fp8_e4m3")), ["--kv-cache-dtype", "--dtype"]),
         (
             WorkerSettings(
@@ -53,7 +53,7 @@ def test_defaults_have_no_conflicts() -> None:
         ),
         (
             WorkerSettings(
-                model_settings=ModelSettings(device="cpu"),
+                model=ModelSettings(device="cpu"),
                 transfer=TransferSettings(disaggregation_ib_device="mlx5_0"),
             ),
             ["--disaggregation-ib-device", "--device"],
@@ -70,7 +70,7 @@ def test_a_combination_that_is_not_built_is_refused_naming_both_settings(
 
 def test_all_conflicts_come_in_one_message() -> None:
     settings = WorkerSettings(
-        model_settings=ModelSettings(tp_size=4),
+        model=ModelSettings(tp_size=4),
         cache=CacheSettings(kv_cache_dtype="int8"),
         step=StepSettings(stream_interval=8),
     )
@@ -120,7 +120,7 @@ def test_max_total_tokens_is_rounded_down_to_whole_pages() -> None:
 
 def test_a_context_beyond_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="--context-length"):
-        resolve_pool(WorkerSettings(model_settings=ModelSettings(context_length=10_000)), CPU, SMALL)
+        resolve_pool(WorkerSettings(model=ModelSettings(context_length=10_000)), CPU, SMALL)
 
 
 def test_a_pool_without_two_pages_is_refused() -> None:

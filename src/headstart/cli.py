@@ -1,0 +1,208 @@
+"""The `headstart` command. Every subcommand is a dataclass with `run`; heavy imports happen inside `run` only."""
+
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol
+
+import tyro
+
+from headstart.config.errors import ConfigError
+from headstart.config.settings import GatewaySettings, WorkerSettings, refuse_conflicts
+from headstart.core.errors import WorkerError
+from headstart.worker.exits import Exit
+from headstart.worker.spec import LogSpec, Role, WorkerSpec
+
+DEMO = "smollm2-135m-instruct"
+
+
+class Command(Protocol):
+    def run(self) -> int:
+        """Do it; return the exit status. Raises ConfigError and WorkerError with a message for the user."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """What the processes say on standard error."""
+
+    log_level: str = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""
+    log_json: bool = False
+    """One JSON object a line instead of text."""
+
+    @property
+    def spec(self) -> LogSpec:
+        return LogSpec(self.log_level, self.log_json)
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serve a model on this machine: gateway, prefill and decode workers, one process each."""
+
+    model: tyro.conf.Positional[str] = DEMO
+    """Folder in Hugging Face's layout, a GGUF file, or the packaged demo model."""
+    prefill: int = 1
+    """Prefill workers. 0: decode workers compute prompts themselves."""
+    decode: int = 1
+    """Decode workers."""
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    def run(self) -> int:
+        from headstart.worker.serve import ServePlan, serve
+
+        if self.prefill < 0 or self.decode < 1:
+            raise ConfigError(f"--prefill {self.prefill} --decode {self.decode}: at least one decode worker is needed")
+        refuse_conflicts(self.worker)
+        plan = ServePlan(self.model, self.gateway, self.worker, self.prefill, self.decode, self.log.spec)
+        return serve(plan)
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Run a gateway alone. Workers join it at --control-host and --control-port."""
+
+    model: tyro.conf.Positional[str] = DEMO
+    """The model that its workers serve: the gateway needs the tokenizer."""
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    def run(self) -> int:
+        from headstart.worker.gateway_process import run_gateway_process
+        from headstart.worker.serve import check_ports, prepare_model
+        from headstart.worker.spec import GatewaySpec
+
+        refuse_conflicts(self.worker)
+        check_ports(self.gateway)
+        folder = prepare_model(self.model)
+        run_gateway_process(GatewaySpec(str(folder), self.gateway, self.worker, log=self.log.spec))
+
+
+@dataclass(frozen=True)
+class JoinSettings:
+    """Where a worker belongs."""
+
+    join: str
+    """HOST:PORT of the gateway's control channel."""
+    name: str = ""
+    """Name of this worker, unique in its cluster. Empty: from role and host."""
+    threads: int = 0
+    """Threads of its computation. 0: all cores."""
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Run one prefill worker that joins a gateway."""
+
+    at: JoinSettings
+    model: tyro.conf.Positional[str] = DEMO
+    """Folder in Hugging Face's layout, a GGUF file, or the packaged demo model."""
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    def run(self) -> int:
+        return run_worker("prefill", self)
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Run one decode worker that joins a gateway."""
+
+    at: JoinSettings
+    model: tyro.conf.Positional[str] = DEMO
+    """Folder in Hugging Face's layout, a GGUF file, or the packaged demo model."""
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    def run(self) -> int:
+        return run_worker("decode", self)
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Print versions, cores, devices and backends, and what would be chosen for a model."""
+
+    model: tyro.conf.Positional[str] = DEMO
+    """Folder in Hugging Face's layout, a GGUF file, or the packaged demo model."""
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+
+    def run(self) -> int:
+        from headstart.worker.doctor import examine
+
+        return examine(self.model, self.worker)
+
+
+@dataclass(frozen=True)
+class Key:
+    """Print a new key pair for a cluster that spans machines. Keep it in a file that only its members can read."""
+
+    def run(self) -> int:
+        from headstart.worker.ports import new_cluster_key
+
+        print(new_cluster_key(), end="")
+        return 0
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "serve": Serve,
+    "gateway": Gateway,
+    "prefill": Prefill,
+    "decode": Decode,
+    "doctor": Doctor,
+    "key": Key,
+}
+"""Name on the command line -> dataclass whose fields are its flags."""
+
+
+def run_worker(role: Role, command: Prefill | Decode) -> int:
+    """Become the worker; the process ends with it."""
+    from headstart.worker.process import run_worker_process
+
+    at = command.at
+    if ":" not in at.join:
+        raise ConfigError(f"--join {at.join}: give HOST:PORT")
+    run_worker_process(
+        WorkerSpec(
+            role=role,
+            name=at.name,
+            join=at.join,
+            model=command.model,
+            settings=command.worker,
+            num_threads=at.threads,
+            log=command.log.spec,
+        )
+    )
+
+
+def parse(arguments: list[str] | None = None) -> Command:
+    """Read the command line. Raises ConfigError for values out of range; exits for usage errors and --help."""
+    subcommands = [
+        Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]  # type: ignore[valid-type]
+        for name, kind in COMMANDS.items()
+    ]
+    union: object = subcommands[0]
+    for subcommand in subcommands[1:]:
+        union = union | subcommand  # type: ignore[operator]
+    command: Command = tyro.cli(
+        union,  # type: ignore[arg-type]
+        prog="headstart",
+        description="LLM serving with prefill and decode split, and a radix cache on the decode side.",
+        args=arguments,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+    return command
+
+
+def main() -> None:
+    try:
+        status = parse().run()
+    except (ConfigError, WorkerError) as error:
+        print(f"headstart: {error}", file=sys.stderr)
+        status = Exit.BAD_SETTINGS
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The composition root of a worker: the only module that sees concrete classes of every kind.
+
+model folder -> weights, KV pool, executor -> transport over the pool -> prefix cache -> scheduler.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from headstart.config.errors import ConfigError
+from headstart.config.resolve import (
+    DeviceFacts,
+    ModelFacts,
+    PoolPlan,
+    StepPlan,
+    resolve_page_size,
+    resolve_pool,
+    resolve_step,
+)
+from headstart.config.settings import WorkerSettings
+from headstart.core.arrays import int32_array
+from headstart.core.batch import Batch, Executor, Row
+from headstart.core.clock import Clock
+from headstart.core.identity import KVSpec
+from headstart.core.layout import pages_for
+from headstart.core.messages import WorkerRef
+from headstart.executor.build import ExecutorConfig, choose_dtype, make_executor, make_kv_spec
+from headstart.executor.runner import TorchExecutor
+from headstart.kv.cache import PrefixCache
+from headstart.model.info import parse_overrides, read_model_info
+from headstart.model.source import WeightSource, resolve_model, weight_files
+from headstart.scheduler.contract import Scheduler, Send
+from headstart.scheduler.decode import DecodePorts, DecodeScheduler
+from headstart.scheduler.limits import DecodeLimits, PrefillLimits
+from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
+from headstart.transfer.contract import Transport
+from headstart.transfer.nixl import NixlTransport
+from headstart.worker.spec import WorkerSpec
+from headstart.worker.uncached import UncachedScheduler
+
+MEASURED_TOKENS = 128
+"""Prompt tokens of the step that --chunked-prefill-size auto is measured with."""
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+log = logging.getLogger("headstart.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPorts:
+    """What a worker is wired to."""
+
+    clock: Clock
+    send: Send
+    on_step_done: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltWorker:
+    """Everything the loop drives, and what the gateway is told."""
+
+    scheduler: Scheduler
+    transport: Transport
+    executor: Executor
+    kv_spec: KVSpec
+    page_bytes: int
+    capacity_tokens: int
+    model_name: str
+    facts: dict[str, object]  # for the log
+
+
+def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> BuiltWorker:
+    """Load the model and put the worker together. Raises ConfigError and WorkerError."""
+    began = time.monotonic()
+    settings = spec.settings
+    folder = resolve_model(spec.model, _log_progress)
+    device = _device(settings)
+    config, pool = _plan_executor(spec, folder, device)
+    kv_spec = make_kv_spec(config)
+    executor = make_executor(config, ports.on_step_done)
+    loaded = time.monotonic()
+    executor.warm_up()
+    step = resolve_step(
+        settings.step,
+        settings.cache.num_reserved_decode_tokens,
+        pool,
+        device,
+        _prompt_tokens_per_s(executor, kv_spec, pool) if settings.step.chunked_prefill_size == "auto" else 0.0,
+    )
+    warm = time.monotonic()
+    transport = _transport(settings, worker, executor)
+    scheduler = _scheduler(spec, worker, _Parts(kv_spec, pool, step, transport, executor.pool.region.page_bytes), ports)
+    facts = {
+        "dtype": config.dtype,
+        "page_size": pool.page_size,
+        "pool_tokens": pool.num_tokens,
+        "chunked_prefill_size": step.chunked_prefill_size,
+        "local_prefill_tokens": step.local_prefill_tokens,
+        "threads": config.num_threads,
+        "load_s": loaded - began,
+        "warm_up_s": warm - loaded,
+        "transport_s": time.monotonic() - warm,
+    }
+    name = settings.model.served_model_name or folder.name
+    return BuiltWorker(
+        scheduler, transport, executor, kv_spec, executor.pool.region.page_bytes, pool.context_len, name, facts
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    kv_spec: KVSpec
+    pool: PoolPlan
+    step: StepPlan
+    transport: Transport
+    page_bytes: int
+
+
+def _scheduler(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, ports: BuildPorts) -> Scheduler:
+    cache = PrefixCache(parts.pool.num_pages, parts.pool.page_size)
+    step, pool = parts.step, parts.pool
+    if spec.role == "prefill":
+        limits = PrefillLimits(
+            max_running_requests=step.max_running_requests,
+            chunked_prefill_size=step.chunked_prefill_size,
+            credit_tokens=step.credit_tokens,
+            capacity_tokens=pool.context_len,
+        )
+        return PrefillScheduler(
+            worker, parts.kv_spec, limits, cache, PrefillPorts(parts.transport, ports.clock, ports.send)
+        )
+    decode_limits = DecodeLimits(
+        max_running_requests=step.max_running_requests,
+        max_queued_requests=step.max_queued_requests,
+        context_len=pool.context_len,
+        chunked_prefill_size=step.chunked_prefill_size,
+        local_prefill_tokens=step.local_prefill_tokens,
+        num_reserved_decode_tokens=step.num_reserved_decode_tokens,
+    )
+    decode_ports = DecodePorts(parts.transport.descriptor(), parts.page_bytes, ports.clock, ports.send)
+    scheduler: Scheduler = DecodeScheduler(worker, parts.kv_spec, decode_limits, cache, decode_ports)
+    return UncachedScheduler(scheduler) if spec.settings.cache.disable_radix_cache else scheduler
+
+
+def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[ExecutorConfig, PoolPlan]:
+    settings, model = spec.settings, spec.settings.model
+    overrides = "" if model.json_model_override_args.strip() == "{}" else model.json_model_override_args
+    info = read_model_info(folder, parse_overrides(overrides))
+    dtype = choose_dtype(model.dtype, device)
+    kv_bytes = info.num_layers * 2 * info.num_kv_heads * info.head_dim * DTYPE_BYTES[dtype]
+    weights = sum(path.stat().st_size for path in weight_files(folder)) * spec.num_sharing
+    facts = DeviceFacts(device, max(0, _free_bytes(device) - weights), spec.num_sharing)
+    pool = resolve_pool(settings, facts, ModelFacts(info.context_len, kv_bytes))
+    config = ExecutorConfig(
+        weights=WeightSource(folder, load_format=model.load_format, overrides=overrides),
+        page_size=resolve_page_size(settings.cache, device),
+        device=device,
+        dtype=dtype,
+        num_pages=pool.num_pages,
+        num_threads=spec.num_threads or torch.get_num_threads(),
+    )
+    return config, pool
+
+
+def _device(settings: WorkerSettings) -> str:
+    wanted = settings.model.device
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no GPU here")
+    return wanted
+
+
+def _free_bytes(device: str) -> int:
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigError("/proc/meminfo does not tell the free memory; give --max-total-tokens")
+
+
+def _transport(settings: WorkerSettings, worker: WorkerRef, executor: TorchExecutor) -> Transport:
+    if settings.transfer.disaggregation_transfer_backend != "nixl":
+        raise ConfigError(
+            f"--disaggregation-transfer-backend {settings.transfer.disaggregation_transfer_backend} with --device "
+            f"{settings.model.device}: only nixl is built"
+        )
+    return NixlTransport(str(worker), executor.pool.region)
+
+
+def _prompt_tokens_per_s(executor: TorchExecutor, kv_spec: KVSpec, pool: PoolPlan) -> float:
+    """Run one chunk through pages that nobody uses yet."""
+    num_tokens = min(MEASURED_TOKENS, pool.num_tokens)
+    pages = int32_array(np.arange(pages_for(num_tokens, kv_spec.page_size)))
+    executor.launch(Batch(-3, (Row(0, int32_array(np.zeros(num_tokens)), 0, pages),)))
+    while (output := executor.poll()) is None:
+        time.sleep(0.001)
+    return num_tokens / max(output.elapsed_s, 1e-6)
+
+
+def _log_progress(what: str, done: int, total: int) -> None:
+    if done == total:
+        log.info(what, extra={"steps": total})

@@ -1,0 +1,58 @@
+"""Addresses and security of a worker's sockets."""
+
+import socket
+from pathlib import Path
+
+import zmq
+
+from headstart.config.errors import ConfigError
+from headstart.config.settings import ClusterSettings
+from headstart.wire.security import CurveKeys, Security, authenticate
+from headstart.wire.sockets import Context, Wiring
+
+
+def open_wiring(settings: ClusterSettings) -> Wiring:
+    """A ZeroMQ context that speaks CURVE where the cluster has a key. Raises ConfigError for a bad key file.
+
+    All processes of a cluster hold one key pair: whoever has it is a member.
+    """
+    context: Context = zmq.Context()
+    if not settings.cluster_key:
+        return Wiring(context, security=Security(insecure=settings.insecure_control))
+    public, secret = read_cluster_key(Path(settings.cluster_key))
+    authenticate(context, [public])
+    return Wiring(context, security=Security(CurveKeys(public, secret, server=public)))
+
+
+def read_cluster_key(path: Path) -> tuple[bytes, bytes]:
+    """The (public, secret) pair that `headstart key` wrote."""
+    try:
+        public, secret = path.read_text().split()
+        if zmq.curve_public(secret.encode()) != public.encode():
+            raise ValueError("the two keys do not belong together")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--cluster-key {path}: {error}") from error
+    return public.encode(), secret.encode()
+
+
+def new_cluster_key() -> str:
+    """A fresh pair, one key a line."""
+    public, secret = zmq.curve_keypair()
+    return f"{public.decode()}\n{secret.decode()}\n"
+
+
+def control_url(join: str) -> str:
+    """ZeroMQ's address for HOST:PORT; names become numbers, which the wire can tell from loopback. Raises ConfigError."""
+    host, _, port = join.rpartition(":")
+    try:
+        return f"tcp://{socket.gethostbyname(host)}:{int(port)}"
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--join {join}: {error}") from error
+
+
+def peer_url(join: str) -> str:
+    """Where a worker listens for its peers: a free port of the interface that leads to the gateway."""
+    host, _, port = join.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # sends nothing; asks the routing table
+        return f"tcp://{probe.getsockname()[0]}:0"

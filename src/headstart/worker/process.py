@@ -1,0 +1,202 @@
+"""Main of a worker process.
+
+    locked ─► loading ─► joined ──SIGTERM──► draining ─► left ─► ended
+      └──────────┴──────────┴───────────────────┴─ failure ─────► ended (status in `exits`)
+
+locked    holds its name; nothing of a former incarnation can land any more
+loading   model, pool, transport; SIGTERM ends it at once
+joined    the gateway knows it; heartbeats run
+draining  finishes what runs within --drain-timeout, takes nothing new
+
+Imports torch only through `build`, after the thread settings are in the environment.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+import zmq
+
+from headstart.config.errors import ConfigError
+from headstart.config.settings import refuse_conflicts
+from headstart.core.clock import Clock, MonotonicClock
+from headstart.core.errors import WorkerError
+from headstart.core.messages import Join, Leave, WorkerLoad, WorkerRef
+from headstart.observe.decode_line import LoadLine
+from headstart.observe.logs import set_up_logging
+from headstart.wire.channels import TO_PREFILL, TO_WORKER
+from headstart.wire.errors import WireError
+from headstart.wire.sockets import Dealer, Router, Wiring
+from headstart.worker.exits import Exit
+from headstart.worker.heartbeat import HeartbeatThread
+from headstart.worker.lock import NameLock, NameTaken, runtime_dir
+from headstart.worker.loop import LoopParts, Vitals, WorkerLoop
+from headstart.worker.messenger import GATEWAY, Messenger
+from headstart.worker.parent import die_with_parent
+from headstart.worker.ports import control_url, open_wiring, peer_url
+from headstart.worker.spec import WorkerSpec, default_names, read_spec, thread_environment
+from headstart.worker.wake import Waker
+
+JOIN_S = 1.0
+"""How often a worker repeats its Join, for a gateway that was restarted."""
+
+log = logging.getLogger("headstart.worker")
+
+
+def main() -> NoReturn:
+    """Entry point for launchers: the spec comes on standard input."""
+    run_worker_process(read_spec(WorkerSpec))
+
+
+def run_worker_process(spec: WorkerSpec) -> NoReturn:
+    """Be the worker until it ends, and end the process: libraries' threads must not keep it alive."""
+    try:
+        status = _run(spec)
+    except (ConfigError, NameTaken, WireError) as error:
+        status = Exit.NAME_TAKEN if isinstance(error, NameTaken) else Exit.BAD_SETTINGS
+        log.error(str(error))
+    except WorkerError as error:
+        log.error("worker failed", extra={"reason": str(error)}, exc_info=log.isEnabledFor(logging.DEBUG))
+        status = Exit.DEVICE_FAILED
+    except BaseException:
+        log.exception("worker crashed")
+        status = Exit.CRASHED
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def _run(spec: WorkerSpec) -> Exit:
+    os.environ |= thread_environment(spec.num_threads)
+    die_with_parent(spec.parent_pid)
+    set_up_logging(spec.name or spec.role, spec.log.level, spec.log.as_json)
+    refuse_conflicts(spec.settings)
+    lock, name = _take_name(spec)
+    worker = WorkerRef(name, spec.incarnation or time.time_ns())
+    log.info("loading", extra={"worker": str(worker), "pid": os.getpid()})
+    lines = _open_lines(spec, worker)
+
+    from headstart.worker.build import BuildPorts, build_worker  # torch loads here
+
+    clock = MonotonicClock()
+    built = build_worker(spec, worker, BuildPorts(clock, lines.messenger.send, lines.waker.wake))
+    parts = LoopParts(
+        scheduler=built.scheduler,
+        transport=built.transport,
+        executor=built.executor,
+        inbox=lines.messenger,
+        clock=clock,
+        vitals=Vitals(clock.now()),
+        runs_are_transfers=spec.role == "prefill",
+    )
+    join = Join(worker, spec.role, built.kv_spec, lines.peer_address, built.capacity_tokens, built.model_name)
+    log.info("ready", extra={"capacity_tokens": built.capacity_tokens, **built.facts})
+    finished = _serve(spec, parts, lines, join, built.page_bytes)
+    log.info("drained" if finished else "drain timed out")
+    built.executor.close()
+    built.transport.close()
+    lock.release()
+    return Exit.DRAINED
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """A worker's open sockets."""
+
+    wiring: Wiring
+    messenger: Messenger
+    beats: Dealer
+    waker: Waker
+    peer_address: str
+
+    def close(self) -> None:
+        self.messenger.close()
+        self.beats.close()
+        self.wiring.context.term()
+
+
+def _open_lines(spec: WorkerSpec, worker: WorkerRef) -> _Lines:
+    waker = Waker.open()
+    wiring = open_wiring(spec.settings.cluster)
+    control = control_url(spec.join)
+    gateway = Dealer.connect(wiring, control, str(worker), TO_WORKER)
+    beats = Dealer.connect(wiring, control, f"hb:{worker}", TO_WORKER)
+    peers = Router.bind(wiring, peer_url(spec.join), TO_PREFILL) if spec.role == "prefill" else None
+    messenger = Messenger(worker, wiring, gateway, peers, waker, zmq.Poller())
+    messenger.start()
+    return _Lines(wiring, messenger, beats, waker, peers.address if peers is not None else "")
+
+
+def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_bytes: int) -> bool:
+    """Join, run until drained, leave. True if everything finished in time."""
+    step = spec.settings.step
+    heartbeat = HeartbeatThread(
+        join.worker, parts.vitals, parts.clock, lines.beats.send, _end_wedged, step.watchdog_timeout
+    )
+    reporter = _Reporter(lines.messenger, join, LoadLine(spec.role, page_bytes), parts.clock)
+    lines.messenger.join(join)
+    heartbeat.start()
+    asked = _drain_on_signal(lines.waker)
+    finished = WorkerLoop(parts, reporter).run(lambda: bool(asked), step.drain_timeout)
+    lines.messenger.send(GATEWAY, Leave(join.worker))
+    heartbeat.stop()
+    lines.close()
+    return finished
+
+
+class _Reporter:
+    """Called by the loop with each published load: repeats Join, logs the periodic line."""
+
+    def __init__(self, messenger: Messenger, join: Join, line: LoadLine, clock: Clock) -> None:
+        self._messenger = messenger
+        self._join = join
+        self._line = line
+        self._clock = clock
+        self._joined_at = clock.now()
+
+    def __call__(self, load: WorkerLoad) -> None:
+        now = self._clock.now()
+        self._line.observe(now, load)
+        if now - self._joined_at >= JOIN_S:
+            self._joined_at = now
+            self._messenger.join(self._join)
+
+
+def _take_name(spec: WorkerSpec) -> tuple[NameLock, str]:
+    directory = runtime_dir(spec.join)
+    if spec.name:
+        return NameLock.acquire(directory, spec.name), spec.name
+    for name in default_names(spec.role):
+        try:
+            return NameLock.acquire(directory, name), name
+        except NameTaken:
+            continue
+    raise NameTaken(f"every name for a {spec.role} worker of {spec.join} is taken on this host; give --name")
+
+
+def _end_wedged(age_s: float) -> None:
+    logging.shutdown()
+    os._exit(Exit.WEDGED)
+
+
+def _drain_on_signal(waker: Waker) -> list[int]:
+    """The first SIGTERM or SIGINT asks for a drain, a second one ends the process. Returns the signals so far."""
+    asked: list[int] = []
+
+    def on_signal(number: int, frame: object) -> None:
+        if asked:
+            os._exit(128 + number)
+        asked.append(number)
+        waker.wake()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    return asked
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""`headstart serve`: checks, the model, then a Launcher over one gateway and its workers; and what the user sees of it."""
+
+import errno
+import http.client
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from headstart.config.errors import ConfigError
+from headstart.config.resolve import threads_for
+from headstart.config.settings import GatewaySettings, WorkerSettings
+from headstart.model.source import resolve_model
+from headstart.observe.logs import set_up_logging
+from headstart.wire.channels import TO_WORKER
+from headstart.wire.sockets import Dealer
+from headstart.worker.child import Child
+from headstart.worker.launcher import Launcher, LauncherPorts
+from headstart.worker.ports import control_url, open_wiring
+from headstart.worker.spec import GatewaySpec, LogSpec, Role, WorkerSpec, encode_spec
+from headstart.worker.wake import Waker
+
+
+@dataclass(frozen=True, slots=True)
+class ServePlan:
+    """What `headstart serve` was asked for."""
+
+    model: str
+    gateway: GatewaySettings
+    worker: WorkerSettings
+    num_prefill: int
+    num_decode: int
+    log: LogSpec
+
+
+def serve(plan: ServePlan) -> int:
+    """Run until a signal. Returns the exit status. Raises ConfigError before anything has started."""
+    began = time.monotonic()
+    set_up_logging("launcher", plan.log.level, plan.log.as_json)
+    console = Console(stderr=True)
+    check_ports(plan.gateway)
+    folder = prepare_model(plan.model, console)
+    num_workers = plan.num_prefill + plan.num_decode
+    console.print(f"starting gateway, {plan.num_prefill} prefill and {plan.num_decode} decode, model {folder.name}")
+    wiring = open_wiring(plan.worker.cluster)
+    control = Dealer.connect(wiring, control_url(plan.gateway.control_address), "launcher", TO_WORKER)
+    ports = LauncherPorts(control, Readiness(plan.gateway, num_workers), Waker.open())
+
+    def greet() -> None:
+        console.print(welcome(plan, folder, time.monotonic() - began), markup=False, highlight=False, soft_wrap=True)
+
+    launcher = Launcher(list(children(plan, folder)), ports, plan.worker.step.drain_timeout, greet)
+    return launcher.run()
+
+
+def check_ports(gateway: GatewaySettings) -> None:
+    """Raise ConfigError if a port that the gateway needs is taken."""
+    for host, port, flag in (
+        (gateway.host, gateway.port, "--port"),
+        (gateway.control_host, gateway.resolved_control_port, "--control-port"),
+    ):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                taken = error.errno == errno.EADDRINUSE
+                reason = "is taken by another process" if taken else f"cannot be used: {error.strerror or error}"
+                raise ConfigError(f"port {port} on {host} {reason}; choose another with {flag}") from error
+
+
+def prepare_model(model: str, console: Console | None = None) -> Path:
+    """The model's folder; a GGUF file is converted once, with a progress bar."""
+    with _progress(console or Console(stderr=True)) as progress:
+        return resolve_model(model, progress)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def update(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield update
+
+
+def children(plan: ServePlan, folder: Path) -> Iterator[Child]:
+    """Gateway first, then decode and prefill workers."""
+    gateway = GatewaySpec(str(folder), plan.gateway, plan.worker, os.getpid(), plan.log)
+    yield Child("gateway", "gateway", lambda incarnation: (_argv("gateway_process"), encode_spec(gateway)))
+    counts: tuple[tuple[Role, int], ...] = (("decode", plan.num_decode), ("prefill", plan.num_prefill))
+    for role, count in counts:
+        for index in range(count):
+            yield _worker_child(plan, folder, role, f"{role}-{index}")
+
+
+def _worker_child(plan: ServePlan, folder: Path, role: Role, name: str) -> Child:
+    num_workers = plan.num_prefill + plan.num_decode
+
+    def command(incarnation: int) -> tuple[list[str], bytes]:
+        spec = WorkerSpec(
+            role=role,
+            name=name,
+            join=plan.gateway.control_address,
+            model=str(folder),
+            settings=plan.worker,
+            num_threads=threads_for(os.cpu_count() or 1, num_workers),
+            num_sharing=num_workers,
+            incarnation=incarnation,
+            parent_pid=os.getpid(),
+            log=plan.log,
+        )
+        return _argv("process"), encode_spec(spec)
+
+    return Child(name, role, command)
+
+
+def _argv(module: str) -> list[str]:
+    return [sys.executable, "-m", f"headstart.worker.{module}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Asks the gateway whether it answers and every worker has joined. Blocks for a fraction of a second at most."""
+
+    gateway: GatewaySettings
+    num_workers: int
+
+    def __call__(self) -> bool:
+        host = "127.0.0.1" if self.gateway.host == "0.0.0.0" else self.gateway.host
+        headers = {"Authorization": f"Bearer {self.gateway.api_key}"} if self.gateway.api_key else {}
+        connection = http.client.HTTPConnection(host, self.gateway.port, timeout=0.3)
+        try:
+            connection.request("GET", "/cluster", headers=headers)
+            response = connection.getresponse()
+            workers = json.loads(response.read()).get("workers", []) if response.status == 200 else []
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
+        finally:
+            connection.close()
+        num_alive = sum(1 for worker in workers if worker.get("state") == "alive")
+        return num_alive >= self.num_workers
+
+
+def welcome(plan: ServePlan, folder: Path, elapsed_s: float) -> str:
+    """What the user sees when everything runs."""
+    host = "127.0.0.1" if plan.gateway.host == "0.0.0.0" else plan.gateway.host
+    url = f"http://{host}:{plan.gateway.port}"
+    name = plan.worker.model.served_model_name or folder.name
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if plan.gateway.api_key else ""
+    body = json.dumps({"model": name, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]})
+    return (
+        f"\nready in {elapsed_s:.1f} s: {url}/v1  (model {name})\n\n"
+        f"  curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'\n\n"
+        f"more workers join with --join {plan.gateway.control_address}; Ctrl-C stops everything in order\n"
+    )

@@ -1,0 +1,69 @@
+"""What a process is started with: one JSON document on its standard input. Secrets thus never stand on a command line."""
+
+import os
+import socket
+import sys
+from typing import BinaryIO, Literal, TypeVar
+
+from msgspec import Struct, json
+
+from headstart.config.settings import GatewaySettings, WorkerSettings
+
+Role = Literal["prefill", "decode"]
+
+
+class LogSpec(Struct, frozen=True):
+    level: str = "INFO"
+    as_json: bool = False
+
+
+class WorkerSpec(Struct, frozen=True):
+    """One prefill or decode worker."""
+
+    role: Role
+    name: str  # empty: the first free of role-host-0, role-host-1, ...
+    join: str  # HOST:PORT of the gateway's control channel
+    model: str  # as resolve_model takes it
+    settings: WorkerSettings
+    num_threads: int = 0  # of its computation; 0: all cores
+    num_sharing: int = 1  # workers whose pools share this machine's memory
+    incarnation: int = 0  # 0: from the clock; a launcher chooses it, so that it can name the exit
+    parent_pid: int = 0  # a process that this one must not outlive; 0: none
+    log: LogSpec = LogSpec()
+
+
+class GatewaySpec(Struct, frozen=True):
+    """One gateway."""
+
+    model_folder: str
+    settings: GatewaySettings
+    worker: WorkerSettings  # what the workers it starts with are given; flags of theirs concern the gateway too
+    parent_pid: int = 0
+    log: LogSpec = LogSpec()
+
+
+Spec = TypeVar("Spec", WorkerSpec, GatewaySpec)
+
+
+def encode_spec(spec: WorkerSpec | GatewaySpec) -> bytes:
+    return json.encode(spec)
+
+
+def read_spec(kind: type[Spec], stream: BinaryIO = sys.stdin.buffer) -> Spec:
+    """Read a spec to the stream's end. Raises ValueError for one of another version."""
+    return json.decode(stream.read(), type=kind)
+
+
+def default_names(role: Role) -> list[str]:
+    """Names a worker started by hand may take on this host, in order of preference."""
+    host = socket.gethostname().split(".")[0]
+    return [f"{role}-{host}-{index}" for index in range(64)]
+
+
+def thread_environment(num_threads: int) -> dict[str, str]:
+    """OpenMP settings that must be in the environment before torch loads.
+
+    Spinning threads of two processes on two cores slow each other down by two orders of magnitude.
+    """
+    count = str(num_threads or os.cpu_count() or 1)
+    return {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
