@@ -39,6 +39,7 @@ class Messenger:
         self._poller = poller
         self._dialled: dict[WorkerRef, Dealer] = {}
         self._by_name: dict[str, Dealer] = {}
+        self._undialled: set[WorkerRef] = set()
         self.num_unaddressed = 0
 
     def start(self) -> None:
@@ -105,7 +106,9 @@ class Messenger:
         try:
             dealer = Dealer.connect(self._wiring, peer.address, str(self._worker), FROM_PREFILL)
         except WireError as error:
-            log.warning("peer refused", extra={"peer": str(peer.worker), "reason": str(error)})
+            if peer.worker not in self._undialled:
+                self._undialled.add(peer.worker)
+                log.warning("peer cannot be reached", extra={"peer": str(peer.worker), "reason": str(error)})
             return
         self._dialled[peer.worker] = self._by_name[str(peer.worker)] = dealer
         self._poller.register(dealer.socket, zmq.POLLIN)

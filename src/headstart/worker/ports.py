@@ -51,8 +51,8 @@ def control_url(join: str) -> str:
 
 
 def peer_url(join: str) -> str:
-    """Where a worker listens for its peers: a free port of the interface that leads to the gateway."""
+    """Where a worker listens for its peers, without the port: the interface that leads to the gateway."""
     host, _, port = join.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))  # sends nothing; asks the routing table
-        return f"tcp://{probe.getsockname()[0]}:0"
+        return f"tcp://{probe.getsockname()[0]}"

@@ -125,10 +125,14 @@ def _open_lines(spec: WorkerSpec, worker: WorkerRef) -> _Lines:
     control = control_url(spec.join)
     gateway = Dealer.connect(wiring, control, str(worker), TO_WORKER)
     beats = Dealer.connect(wiring, control, f"hb:{worker}", TO_WORKER)
-    peers = Router.bind(wiring, peer_url(spec.join), TO_PREFILL) if spec.role == "prefill" else None
+    peers, peer_address = None, ""
+    if spec.role == "prefill":
+        host_url = peer_url(spec.join)
+        peers = Router.bind(wiring, f"{host_url}:0", TO_PREFILL)
+        peer_address = f"{host_url}:{peers.address.rpartition(':')[2]}"
     messenger = Messenger(worker, wiring, gateway, peers, waker, zmq.Poller())
     messenger.start()
-    return _Lines(wiring, messenger, beats, waker, peers.address if peers is not None else "")
+    return _Lines(wiring, messenger, beats, waker, peer_address)
 
 
 def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_bytes: int) -> bool:

@@ -61,9 +61,10 @@ def default_names(role: Role) -> list[str]:
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
-    """OpenMP settings that must be in the environment before torch loads.
+    """Settings that must be in the environment before torch and NIXL load.
 
     Spinning threads of two processes on two cores slow each other down by two orders of magnitude.
     """
     count = str(num_threads or os.cpu_count() or 1)
-    return {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
+    quiet = {"NIXL_LOG_LEVEL": os.environ.get("NIXL_LOG_LEVEL", "WARN")}
+    return {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **quiet}
