@@ -58,7 +58,7 @@ class Router:
         check_address(address, wiring.security)
         socket = wiring.context.socket(zmq.ROUTER)
         try:
-            _bound(socket, wiring.limits)
+            _bound(socket, wiring.limits, address)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # unreachable and full peers are errors, not silence
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             secure_binding(socket, wiring.security)
@@ -101,7 +101,7 @@ class Router:
         return int(self.socket.getsockopt(zmq.FD))
 
     def close(self) -> None:
-        self.socket.close(linger=round(self._limits.linger_s * 1000))
+        self.socket.close()
 
 
 class Dealer:
@@ -123,7 +123,7 @@ class Dealer:
             raise WireError(f"not a name: {identity!r}")
         socket = wiring.context.socket(zmq.DEALER)
         try:
-            _bound(socket, wiring.limits)
+            _bound(socket, wiring.limits, address)
             socket.setsockopt(zmq.IDENTITY, name)
             socket.setsockopt(zmq.RECONNECT_IVL, 50)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -163,18 +163,19 @@ class Dealer:
         return int(self.socket.getsockopt(zmq.FD))
 
     def close(self) -> None:
-        self.socket.close(linger=round(self._limits.linger_s * 1000))
+        self.socket.close()
 
 
-def _bound(socket: Socket, limits: WireLimits) -> None:
+def _bound(socket: Socket, limits: WireLimits, address: str) -> None:
     ping_ms = round(limits.heartbeat_s * 1000)
     for option, value in (
         (zmq.MAXMSGSIZE, limits.max_message_bytes),
         (zmq.SNDHWM, limits.queue_len),
         (zmq.RCVHWM, limits.queue_len),
+        (zmq.LINGER, round(limits.linger_s * 1000)),  # endless by default: a dead peer would hold up our exit
         (zmq.HEARTBEAT_IVL, ping_ms),
         (zmq.HEARTBEAT_TIMEOUT, 3 * ping_ms),
-        (zmq.IPV6, 1),
+        (zmq.IPV6, int("[" in address)),  # always on, it would report IPv4 addresses in their mapped form
     ):
         socket.setsockopt(option, value)
 
