@@ -72,12 +72,16 @@ class Gateway:
     def run(self) -> int:
         from headstart.worker.gateway_process import run_gateway_process
         from headstart.worker.serve import check_ports, prepare_model
-        from headstart.worker.spec import GatewaySpec
+        from headstart.worker.spec import GatewaySpec, served_name
 
         refuse_conflicts(self.worker)
         check_ports(self.gateway)
         folder = prepare_model(self.model)
-        run_gateway_process(GatewaySpec(str(folder), self.gateway, self.worker, log=self.log.spec))
+        run_gateway_process(
+            GatewaySpec(
+                served_name(self.model, self.worker.model), str(folder), self.gateway, self.worker, log=self.log.spec
+            )
+        )
 
 
 @dataclass(frozen=True)

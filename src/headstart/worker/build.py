@@ -40,7 +40,7 @@ from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
 from headstart.transfer.contract import Transport
 from headstart.transfer.nixl import NixlTransport
-from headstart.worker.spec import WorkerSpec
+from headstart.worker.spec import WorkerSpec, served_name
 from headstart.worker.uncached import UncachedScheduler
 
 MEASURED_TOKENS = 128
@@ -105,10 +105,9 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
         "warm_up_s": warm - loaded,
         "transport_s": time.monotonic() - warm,
     }
-    name = settings.model.served_model_name or folder.name
-    return BuiltWorker(
-        scheduler, transport, executor, kv_spec, executor.pool.region.page_bytes, pool.context_len, name, facts
-    )
+    page_bytes = executor.pool.region.page_bytes
+    name = served_name(spec.model, settings.model)
+    return BuiltWorker(scheduler, transport, executor, kv_spec, page_bytes, pool.context_len, name, facts)
 
 
 @dataclass(frozen=True, slots=True)

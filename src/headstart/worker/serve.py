@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +25,7 @@ from headstart.wire.sockets import Dealer
 from headstart.worker.child import Child
 from headstart.worker.launcher import Launcher, LauncherPorts
 from headstart.worker.ports import control_url, open_wiring
-from headstart.worker.spec import GatewaySpec, LogSpec, Role, WorkerSpec, encode_spec
+from headstart.worker.spec import GatewaySpec, LogSpec, Role, WorkerSpec, encode_spec, served_name
 from headstart.worker.wake import Waker
 
 
@@ -40,6 +40,10 @@ class ServePlan:
     num_decode: int
     log: LogSpec
 
+    @property
+    def model_name(self) -> str:
+        return served_name(self.model, self.worker.model)
+
 
 def serve(plan: ServePlan) -> int:
     """Run until a signal. Returns the exit status. Raises ConfigError before anything has started."""
@@ -49,13 +53,13 @@ def serve(plan: ServePlan) -> int:
     check_ports(plan.gateway)
     folder = prepare_model(plan.model, console)
     num_workers = plan.num_prefill + plan.num_decode
-    console.print(f"starting gateway, {plan.num_prefill} prefill and {plan.num_decode} decode, model {folder.name}")
+    console.print(f"starting gateway, {plan.num_prefill} prefill and {plan.num_decode} decode, model {plan.model_name}")
     wiring = open_wiring(plan.worker.cluster)
     control = Dealer.connect(wiring, control_url(plan.gateway.control_address), "launcher", TO_WORKER)
     ports = LauncherPorts(control, Readiness(plan.gateway, num_workers), Waker.open())
 
     def greet() -> None:
-        console.print(welcome(plan, folder, time.monotonic() - began), markup=False, highlight=False, soft_wrap=True)
+        console.print(welcome(plan, time.monotonic() - began), markup=False, highlight=False, soft_wrap=True)
 
     launcher = Launcher(list(children(plan, folder)), ports, plan.worker.step.drain_timeout, greet)
     return launcher.run()
@@ -99,7 +103,7 @@ def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 
 def children(plan: ServePlan, folder: Path) -> Iterator[Child]:
     """Gateway first, then decode and prefill workers."""
-    gateway = GatewaySpec(str(folder), plan.gateway, plan.worker, os.getpid(), plan.log)
+    gateway = GatewaySpec(plan.model_name, str(folder), plan.gateway, plan.worker, os.getpid(), plan.log)
     yield Child("gateway", "gateway", lambda incarnation: (_argv("gateway_process"), encode_spec(gateway)))
     counts: tuple[tuple[Role, int], ...] = (("decode", plan.num_decode), ("prefill", plan.num_prefill))
     for role, count in counts:
@@ -109,6 +113,7 @@ def children(plan: ServePlan, folder: Path) -> Iterator[Child]:
 
 def _worker_child(plan: ServePlan, folder: Path, role: Role, name: str) -> Child:
     num_workers = plan.num_prefill + plan.num_decode
+    settings = replace(plan.worker, model=replace(plan.worker.model, served_model_name=plan.model_name))
 
     def command(incarnation: int) -> tuple[list[str], bytes]:
         spec = WorkerSpec(
@@ -116,7 +121,7 @@ def _worker_child(plan: ServePlan, folder: Path, role: Role, name: str) -> Child
             name=name,
             join=plan.gateway.control_address,
             model=str(folder),
-            settings=plan.worker,
+            settings=settings,
             num_threads=threads_for(os.cpu_count() or 1, num_workers),
             num_sharing=num_workers,
             incarnation=incarnation,
@@ -155,11 +160,11 @@ class Readiness:
         return num_alive >= self.num_workers
 
 
-def welcome(plan: ServePlan, folder: Path, elapsed_s: float) -> str:
+def welcome(plan: ServePlan, elapsed_s: float) -> str:
     """What the user sees when everything runs."""
     host = "127.0.0.1" if plan.gateway.host == "0.0.0.0" else plan.gateway.host
     url = f"http://{host}:{plan.gateway.port}"
-    name = plan.worker.model.served_model_name or folder.name
+    name = plan.model_name
     key = "-H 'Authorization: Bearer YOUR_KEY' " if plan.gateway.api_key else ""
     body = json.dumps({"model": name, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]})
     return (

@@ -3,11 +3,12 @@
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
 
 from msgspec import Struct, json
 
-from headstart.config.settings import GatewaySettings, WorkerSettings
+from headstart.config.settings import GatewaySettings, ModelSettings, WorkerSettings
 
 Role = Literal["prefill", "decode"]
 
@@ -35,6 +36,7 @@ class WorkerSpec(Struct, frozen=True):
 class GatewaySpec(Struct, frozen=True):
     """One gateway."""
 
+    model_name: str  # what clients call it
     model_folder: str
     settings: GatewaySettings
     worker: WorkerSettings  # what the workers it starts with are given; flags of theirs concern the gateway too
@@ -52,6 +54,11 @@ def encode_spec(spec: WorkerSpec | GatewaySpec) -> bytes:
 def read_spec(kind: type[Spec], stream: BinaryIO = sys.stdin.buffer) -> Spec:
     """Read a spec to the stream's end. Raises ValueError for one of another version."""
     return json.decode(stream.read(), type=kind)
+
+
+def served_name(model: str, settings: ModelSettings) -> str:
+    """What clients call the model: as set, else the last part of what the user named, without its file type."""
+    return settings.served_model_name or Path(model).name.removesuffix(".gguf")
 
 
 def default_names(role: Role) -> list[str]:
