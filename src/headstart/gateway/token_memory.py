@@ -11,7 +11,7 @@ Texts are found by hash at special-token boundaries only, so a lookup costs one 
 
 import hashlib
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -20,11 +20,11 @@ from headstart.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Render:
-    """A conversation as ids."""
+class Recalled:
+    """Ids of the first `num_chars` characters of a render; the rest is to be encoded by itself."""
 
     ids: list[int]
-    num_remembered: int = 0  # leading ids taken from memory
+    num_chars: int = 0
     divergence: int | None = None  # character of the render where it leaves an answer that we remember
 
 
@@ -66,19 +66,18 @@ class TokenMemory:
         """Keep an answer's ids if they decode to exactly `answer`, a final special token apart. False if not kept."""
         if answer_ids and answer_ids[-1] in self._tokenizer.special_ids:
             answer_ids = answer_ids[:-1]
-        last = None
-        for last in self._special.finditer(prompt):
-            pass
-        if last is None or not answer_ids or self._special.search(answer):
+        last = deque(self._special.finditer(prompt), maxlen=1)
+        if not last or not answer_ids or self._special.search(answer):
             return False
         if self._tokenizer.decode(answer_ids, skip_special_tokens=False) != answer:
             return False
-        key = _digest(namespace, prompt[: last.end()])
-        self._store(key, _Answer(prompt[last.end() :] + answer, int32_array(prompt_ids + answer_ids)))
+        end = last[0].end()
+        key = _digest(namespace, prompt[:end])
+        self._store(key, _Answer(prompt[end:] + answer, int32_array(prompt_ids + answer_ids)))
         return True
 
-    def encode(self, namespace: bytes, render: str) -> Render:
-        """Ids of a rendered conversation, as many as possible from memory."""
+    def recall(self, namespace: bytes, render: str) -> Recalled:
+        """As much as possible of a rendered conversation."""
         divergence = None
         for end, key in reversed(list(self._boundaries(namespace, render))):
             entry = self._entries.get(key)
@@ -88,11 +87,10 @@ class TokenMemory:
             for answer in reversed(entry.answers):
                 cut = end + len(answer.text)
                 if render.startswith(answer.text, end) and self._splits_at(render, cut):
-                    rest = self._tokenizer.encode(render[cut:], add_special_tokens=False) if cut < len(render) else []
-                    return Render(answer.ids.tolist() + rest, len(answer.ids), divergence)
-            if divergence is None and (leaves_at := self._leaves_at(entry, render, end)) is not None:
-                divergence = leaves_at
-        return Render(self._tokenizer.encode(render, add_special_tokens=False), 0, divergence)
+                    return Recalled(answer.ids.tolist(), cut, divergence)
+            if divergence is None:
+                divergence = self._leaves_at(entry, render, end)
+        return Recalled([], 0, divergence)
 
     def _splits_at(self, render: str, cut: int) -> bool:
         return cut == len(render) or self._special.match(render, cut) is not None

@@ -488,7 +488,7 @@ def test_an_end_lost_on_the_way_is_noticed_and_the_choice_handed_over_anew():
     world.emit(worker, submit.request.ref, 0, 5)
     world.run(10.5)
     assert world.submitted()[1].request.ref.attempt == 0  # asked whether it still has it
-    world.run(6.0)
+    world.run(8.0)
     again = world.take(Submit)[-1][1].request
     assert again.ref.attempt == 1
     assert list(again.output_ids) == [5]

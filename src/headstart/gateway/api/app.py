@@ -1,0 +1,118 @@
+"""The HTTP application: routes, authentication, and errors in one shape."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headstart.core.errors import RequestError
+from headstart.gateway.api import operate
+from headstart.gateway.api.auth import Tenant
+from headstart.gateway.api.body import TooLarge, read_json
+from headstart.gateway.api.errors import INTERNAL_MESSAGE, ApiError, error_response, from_request_error
+from headstart.gateway.api.generate import prepare_chat, prepare_completion
+from headstart.gateway.api.run import run
+from headstart.gateway.state import GatewayState
+
+log = logging.getLogger("headstart.gateway")
+Handler = Callable[[Request, Tenant], Awaitable[Response]]
+
+
+def create_app(state: GatewayState) -> FastAPI:
+    """An ASGI application over `state`; whoever runs it also drives the dispatcher."""
+    app = FastAPI(title="Headstart", openapi_url=None)
+    _add_error_handlers(app)
+    _add_generation(app, state)
+    _add_operation(app, state)
+    return app
+
+
+def _add_generation(app: FastAPI, state: GatewayState) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        tenant = _admit(state, request)
+        body = await read_json(request, state.limits.max_body_bytes)
+        return await run(state, request, await prepare_chat(state, body, tenant))
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        tenant = _admit(state, request)
+        body = await read_json(request, state.limits.max_body_bytes)
+        return await run(state, request, await prepare_completion(state, body, tenant))
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        _authenticate(state, request)
+        return JSONResponse(await operate.tokenize(state, await read_json(request, state.limits.max_body_bytes)))
+
+
+def _add_operation(app: FastAPI, state: GatewayState) -> None:
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        _authenticate(state, request)
+        return JSONResponse(operate.models(state))
+
+    @app.get("/v1/models/{name:path}")
+    async def model(request: Request, name: str) -> Response:
+        _authenticate(state, request)
+        if name != state.model.name:
+            raise ApiError(404, "this model is not served here", "model", "model_not_found")
+        return JSONResponse(operate.model_card(state))
+
+    @app.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush_cache(request: Request) -> Response:
+        _authenticate(state, request)
+        return JSONResponse(await operate.flush_cache(state))
+
+    @app.get("/cluster")
+    async def cluster(request: Request) -> Response:
+        _authenticate(state, request)
+        return JSONResponse(operate.cluster(state))
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        _authenticate(state, request)
+        return operate.metrics(state)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return operate.health(state)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        return operate.ready(state)
+
+
+def _authenticate(state: GatewayState, request: Request) -> Tenant:
+    return state.keys.authenticate(request.headers.get("authorization", ""))
+
+
+def _admit(state: GatewayState, request: Request) -> Tenant:
+    tenant = _authenticate(state, request)
+    if state.jobs.is_draining:
+        raise ApiError(503, "the server is shutting down", code="unavailable")
+    return tenant
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def on_api_error(_: Request, error: ApiError) -> Response:
+        return TooLarge(error) if error.status == 413 else error_response(error)
+
+    @app.exception_handler(RequestError)
+    async def on_request_error(_: Request, error: RequestError) -> Response:
+        return error_response(from_request_error(error))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        words = {404: "there is no such path", 405: "this path does not take that method"}
+        return error_response(ApiError(error.status_code, words.get(error.status_code, "the request was refused")))
+
+    @app.exception_handler(Exception)
+    async def on_bug(request: Request, error: Exception) -> Response:
+        """The server logs the traceback; the client gets none of it."""
+        return error_response(ApiError(500, INTERNAL_MESSAGE, code="internal"))

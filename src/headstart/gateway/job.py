@@ -1,0 +1,126 @@
+"""One HTTP request: its prompts and choices in the dispatcher, and one bounded queue of what comes back.
+
+    open ─► over (every choice ended) | failed (one failed: the others are cancelled) | closed (client gone, too slow)
+
+Whatever ends it, nothing of it stays in the dispatcher.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from headstart.core.arrays import int32_array
+from headstart.core.errors import ErrorCode
+from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
+from headstart.gateway.dispatch import Dispatcher
+from headstart.gateway.stream import ChoiceStream, End, Event, Failure, Piece, StopRules
+from headstart.text.detokenizer import make_detokenizer
+from headstart.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What to generate: `num_choices` answers to each prompt, numbered prompt by prompt."""
+
+    prompts: tuple[list[int], ...]
+    num_choices: int
+    sampling: SamplingParams
+    stop: StopCriteria
+    rules: StopRules
+    namespace: bytes
+    deadline_s: float
+    num_top_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+
+class Job:
+    """Submits Work and yields its events in order of arrival."""
+
+    def __init__(self, job_id: str, work: Work, dispatcher: Dispatcher, max_buffered: int) -> None:
+        self.job_id = job_id
+        self.work = work
+        self._dispatcher = dispatcher
+        self._max_buffered = max_buffered
+        self._events: deque[Event] = deque()
+        self._wake = asyncio.Event()
+        self._num_open = len(work.prompts) * work.num_choices
+        self._closed = False
+
+    def submit(self, tokenizer: TextTokenizer) -> None:
+        for index in range(self._num_open):
+            prompt, choice = divmod(index, self.work.num_choices)
+            if self._closed:
+                return
+            self._dispatcher.submit(self._request(prompt, choice), self._stream(prompt, choice, tokenizer))
+
+    async def wait_first(self) -> None:
+        """Return once there is an event to judge the request by."""
+        while not self._events:
+            await self._wait()
+
+    @property
+    def first_failure(self) -> Failure | None:
+        return next((event for event in self._events if isinstance(event, Failure)), None)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Every event until all choices ended or one failed; that failure is the last."""
+        while True:
+            while self._events:
+                event = self._events.popleft()
+                yield event
+                if isinstance(event, Failure):
+                    return
+            if self._num_open == 0:
+                return
+            await self._wait()
+
+    def close(self, code: ErrorCode = ErrorCode.CANCELLED, message: str = "cancelled") -> None:
+        """Give up whatever is still open. Safe to repeat."""
+        for prompt in range(len(self.work.prompts)):
+            self._dispatcher.cancel(self._request_id(prompt), code, message)
+
+    async def _wait(self) -> None:
+        self._wake.clear()
+        await self._wake.wait()
+
+    def _put(self, event: Event) -> None:
+        if self._closed:
+            return
+        self._num_open -= isinstance(event, End | Failure)
+        if len(self._events) >= self._max_buffered and isinstance(event, Piece):
+            self._events.clear()
+            event = Failure(event.choice, ErrorCode.CANCELLED, "the client reads too slowly")
+        self._events.append(event)
+        self._wake.set()
+        if isinstance(event, Failure):
+            self._closed = True
+            self.close()
+
+    def _request_id(self, prompt: int) -> str:
+        return f"{self.job_id}-{prompt}"
+
+    def _request(self, prompt: int, choice: int) -> Request:
+        return Request(
+            ChoiceRef(self._request_id(prompt), choice),
+            int32_array(self.work.prompts[prompt]),
+            self.work.sampling,
+            self.work.stop,
+            self.work.namespace,
+            self.work.deadline_s,
+            num_top_logprobs=self.work.num_top_logprobs,
+        )
+
+    def _stream(self, prompt: int, choice: int, tokenizer: TextTokenizer) -> ChoiceStream:
+        request_id = self._request_id(prompt)
+        return ChoiceStream(
+            prompt * self.work.num_choices + choice,
+            make_detokenizer(tokenizer, self.work.skip_special_tokens),
+            self.work.rules,
+            self._put,
+            lambda: self._dispatcher.stop(request_id, choice),
+        )
+
+
+def all_choices(work: Work) -> Sequence[int]:
+    return range(len(work.prompts) * work.num_choices)
