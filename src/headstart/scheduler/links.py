@@ -17,6 +17,8 @@ from headstart.scheduler.contract import Send
 
 HELLO_REPEAT_S = 0.5
 GREETING_PATIENCE_S = 1.0
+SUSPECT_PATIENCE_S = 2.0
+"""A worker that answers no Hello, or is silent, is waited for this long. Then it is as if there were none."""
 BACKOFF_S = 0.1
 
 ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
@@ -32,6 +34,7 @@ class Handshake(Enum):
 class Link:
     worker: WorkerRef
     state: str
+    state_since: float
     greeted_at: float
     next_hello: float
     handshake: Handshake = Handshake.GREETING
@@ -69,7 +72,7 @@ class Links:
                 self._counters["stale_members"] += 1
                 continue
             if former is None or former.worker != peer.worker:
-                self._links[peer.worker.name] = Link(peer.worker, peer.state, now, now)
+                self._links[peer.worker.name] = Link(peer.worker, peer.state, now, now, now)
                 if former is not None:
                     ended.append(former.worker)
                 continue
@@ -77,7 +80,8 @@ class Links:
                 lost.append(former.worker)
             elif peer.state != DEAD and former.state == DEAD and former.handshake is not Handshake.REFUSED:
                 former.handshake, former.greeted_at, former.next_hello = Handshake.GREETING, now, now
-            former.state = peer.state
+            if former.state != peer.state:
+                former.state, former.state_since = peer.state, now
         return ended, lost
 
     def exited(self, worker: WorkerRef) -> None:
@@ -130,8 +134,7 @@ class Links:
                 times.append(link.next_hello)
                 if now < link.greeted_at + GREETING_PATIENCE_S:
                     times.append(link.greeted_at + GREETING_PATIENCE_S)
-            if now < link.busy_until:
-                times.append(link.busy_until)
+            times.extend(time for time in (link.busy_until, link.state_since + SUSPECT_PATIENCE_S) if now < time)
         return min(times, default=None)
 
     def choose(
@@ -160,6 +163,8 @@ class Links:
     def _may_serve(self, link: Link, num_tokens: int, excluded: set[WorkerRef], now: float) -> bool:
         """Whether waiting for `link` makes sense."""
         if link.state == DEAD or link.worker in excluded:
+            return False
+        if link.state == SUSPECT and now >= link.state_since + SUSPECT_PATIENCE_S:
             return False
         if link.handshake is Handshake.GREETING:
             return now < link.greeted_at + GREETING_PATIENCE_S

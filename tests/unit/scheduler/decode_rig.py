@@ -1,11 +1,15 @@
 """One decode worker in virtual time. The test plays gateway and prefill workers by hand; the model counts.
 
-Token `i` of a sequence is followed by its last token plus one, modulo 1000, unless a test scripts something else.
-The ledger is checked after every call.
+A token is followed by the next number, modulo 1000, unless a test scripts something else. KV of a position is a digest
+of everything before its end, written into a real pool by steps and by the prefill workers; every row is checked to find
+exactly its own prefix on its pages. The ledger is checked after every call.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
 
 from headstart.core.arrays import EMPTY, Int32Array, int32_array
 from headstart.core.batch import Batch, BatchOutput, Row, Sampled
@@ -58,6 +62,18 @@ def count_up(row: Row) -> int:
     return (int(row.tokens[-1]) + 1) % 1000
 
 
+JUNK = -1
+
+
+def marks(namespace: bytes, tokens: Int32Array, start: int, stop: int) -> np.ndarray:
+    """What KV of positions [start, stop) looks like."""
+    digest, found = hash(namespace), []
+    for token in tokens[:stop].tolist():
+        digest = hash((digest, token))
+        found.append(digest)
+    return np.array(found[start:], dtype=np.int64)
+
+
 class HandClock:
     def __init__(self, rig: "Rig") -> None:
         self._rig = rig
@@ -73,6 +89,7 @@ class Rig:
         self.now = 0.0
         self.page_size = page_size
         self.cache = PrefixCache(num_pages, page_size)
+        self.pool = np.zeros((num_pages, page_size), dtype=np.int64)
         self.mail: list[tuple[str, Message]] = []
         spec = KVSpec(PROTOCOL_VERSION, "model", page_size, "uint8", 1, 1, 1, "none")
         ports = DecodePorts(b"pool", PAGE_BYTES, HandClock(self), lambda to, message: self.mail.append((to, message)))
@@ -107,6 +124,8 @@ class Rig:
         """The launched step's output comes in."""
         batch, self._launched = self._launched, None
         assert batch is not None
+        for row in batch.rows:
+            self._compute(row)
         self.scheduler.update(BatchOutput(batch.step_id, tuple(self._sample(row) for row in batch.rows if row.sample)))
         self.check()
 
@@ -126,6 +145,26 @@ class Rig:
 
     def check(self) -> None:
         self.scheduler.check()
+
+    def _compute(self, row: Row) -> None:
+        """Read the row's prefix, write its tokens."""
+        stop = row.start + len(row.tokens)
+        if row.sample is not None:
+            whole = row.sample.context
+            assert len(whole) == stop
+            expected = marks(row.namespace, whole, 0, row.start)
+            assert np.array_equal(self.pool[row.pages].reshape(-1)[: row.start], expected), "KV of another prefix"
+            written = marks(row.namespace, whole, row.start, stop)
+        else:
+            before = self.pool[row.pages].reshape(-1)[row.start - 1] if row.start else hash(row.namespace)
+            digest, found = int(before), []
+            for token in row.tokens.tolist():
+                digest = hash((digest, token))
+                found.append(digest)
+            written = np.array(found, dtype=np.int64)
+        flat = self.pool[row.pages].reshape(-1)
+        flat[row.start : stop] = written
+        self.pool[row.pages] = flat.reshape(-1, self.page_size)
 
     def _sample(self, row: Row) -> Sampled:
         said = self.model(row)
@@ -159,7 +198,7 @@ class Rig:
     def answer(self, ref: ChoiceRef) -> list[int]:
         """Every token sent for `ref`, in order; indices must follow each other."""
         deltas = [d for _, m in self.mail if isinstance(m, Tokens) for d in m.deltas if d.ref == ref]
-        for before, after in zip(deltas, deltas[1:], strict=False):
+        for before, after in pairwise(deltas):
             assert after.index == before.index + len(before.token_ids)
         return [token for delta in deltas for token in delta.token_ids]
 
@@ -204,11 +243,27 @@ class Rig:
     def cancels(self, worker: WorkerRef = P0) -> list[CancelTicket]:
         return self.said(CancelTicket, str(worker))
 
-    def notice(self, call: Prefill, first: int = 0, count: int | None = None, worker: WorkerRef = P0) -> None:
+    def notice(
+        self, call: Prefill, first: int = 0, count: int | None = None, worker: WorkerRef = P0, *, rewrite: bool = True
+    ) -> None:
+        """The data of a range lands, and then its notice."""
         count = len(call.dst_pages) - first if count is None else count
+        if rewrite:
+            self.write(call, first, count)
         payload = encode_notice(ChunkNotice(worker, call.ref, first, count))
         self.scheduler.on_transfer(Notice(payload))
         self.check()
+
+    def write(self, call: Prefill, first: int, count: int) -> None:
+        """The data of a range lands."""
+        for k in range(first, min(first + count, len(call.dst_pages))):
+            start = call.start + k * self.page_size
+            stop = min(start + self.page_size, len(call.tokens))
+            self.pool[call.dst_pages[k], : stop - start] = marks(call.namespace, call.tokens, start, stop)
+
+    def scribble(self, call: Prefill, page: int) -> None:
+        """Part of a write has landed."""
+        self.pool[call.dst_pages[page]] = JUNK
 
     def done(self, call: Prefill, prefix_len: int = 0, worker: WorkerRef = P0) -> None:
         self.tell(PrefillDone(call.ref, prefix_len, len(call.tokens) - prefix_len), str(worker))
