@@ -1,0 +1,167 @@
+"""The loop runs the contract's pass, in the contract's order, and ends when nothing is unfinished."""
+
+from dataclasses import dataclass, field
+
+from headstart.core.arrays import int32_array
+from headstart.core.batch import Batch, BatchOutput, Row
+from headstart.core.messages import Drain, Flush, Message, WorkerLoad
+from headstart.transfer.contract import Completed, TransferEvent
+from headstart.worker.loop import IDLE_S, POLL_S, LoopParts, Vitals, WorkerLoop
+
+
+@dataclass
+class World:
+    """Records what the loop does; scripted from outside."""
+
+    log: list[str] = field(default_factory=list)
+    inbox: list[tuple[str, Message]] = field(default_factory=list)
+    events: list[TransferEvent] = field(default_factory=list)
+    outputs: list[BatchOutput] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    state: WorkerLoad = field(default_factory=WorkerLoad)
+    wakeup: float | None = None
+    time: float = 0.0
+    slept: list[float] = field(default_factory=list)
+
+    def now(self) -> float:
+        return self.time
+
+    # inbox
+    def receive(self) -> list[tuple[str, Message]]:
+        taken, self.inbox = self.inbox, []
+        return taken
+
+    def wait(self, timeout_s: float) -> None:
+        self.slept.append(timeout_s)
+        self.time += timeout_s
+
+    # scheduler
+    def handle(self, sender: str, message: Message) -> None:
+        self.log.append(f"handle {type(message).__name__} from {sender}")
+
+    def on_transfer(self, event: TransferEvent) -> None:
+        self.log.append("on_transfer")
+
+    def update(self, output: BatchOutput) -> None:
+        self.log.append(f"update {output.step_id}")
+
+    def advance(self) -> float | None:
+        self.log.append("advance")
+        return self.wakeup
+
+    def schedule(self) -> Batch | None:
+        self.log.append("schedule")
+        return self.batches.pop(0) if self.batches else None
+
+    def load(self) -> WorkerLoad:
+        return self.state
+
+
+@dataclass
+class Device:
+    """Executor and transport of a World."""
+
+    world: World
+
+    def launch(self, batch: Batch) -> None:
+        self.world.log.append(f"launch {batch.step_id}")
+
+    def poll(self) -> BatchOutput | None:
+        return self.world.outputs.pop(0) if self.world.outputs else None
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Wire:
+    world: World
+
+    def descriptor(self) -> bytes:
+        return b""
+
+    def connect(self, peer: str, descriptor: bytes) -> None: ...
+
+    def disconnect(self, peer: str) -> None: ...
+
+    def write(self, peer: str, src_pages: object, dst_pages: object, notice: bytes) -> int:
+        return 0
+
+    def poll(self) -> list[TransferEvent]:
+        taken, self.world.events = self.world.events, []
+        return taken
+
+    def close(self) -> None: ...
+
+
+def loop_over(world: World, *, prefill: bool = False) -> WorkerLoop:
+    return WorkerLoop(LoopParts(world, Wire(world), Device(world), world, world, Vitals(0.0), prefill))
+
+
+def step(step_id: int) -> Batch:
+    return Batch(step_id, (Row(0, int32_array([1]), 0, int32_array([0])),))
+
+
+def test_a_pass_takes_messages_then_transfers_then_the_step_and_launches_last() -> None:
+    world = World(batches=[step(1), step(2)])
+    loop = loop_over(world)
+    loop.run_pass()
+    world.log.clear()
+    world.inbox = [("gateway", Flush(1))]
+    world.events = [Completed(0)]
+    world.outputs = [BatchOutput(1)]
+    loop.run_pass()
+    assert world.log == ["handle Flush from gateway", "on_transfer", "update 1", "advance", "schedule", "launch 2"]
+
+
+def test_nothing_is_scheduled_while_a_step_is_in_flight() -> None:
+    world = World(batches=[step(1), step(2)])
+    loop = loop_over(world)
+    loop.run_pass()
+    world.log.clear()
+    loop.run_pass()
+    assert world.log == ["advance"]
+
+
+def test_an_idle_loop_sleeps_long_and_one_with_open_transfers_polls() -> None:
+    world = World()
+    run_once(loop_over(world), world)
+    assert world.slept[0] == IDLE_S
+    busy = World(state=WorkerLoad(inflight_pages=1))
+    run_once(loop_over(busy), busy)
+    assert busy.slept[0] == POLL_S
+
+
+def test_a_prefill_loop_polls_while_any_prompt_is_open_because_its_writes_are() -> None:
+    world = World(state=WorkerLoad(num_running=1))
+    run_once(loop_over(world, prefill=True), world)
+    assert world.slept[0] == POLL_S
+
+
+def test_the_loop_sleeps_no_longer_than_the_scheduler_allows() -> None:
+    world = World(wakeup=0.02)
+    run_once(loop_over(world), world)
+    assert world.slept[0] == 0.02
+
+
+def test_a_drain_is_told_to_the_scheduler_once_and_ends_the_loop_when_nothing_is_unfinished() -> None:
+    world = World(state=WorkerLoad(num_running=1))
+    asked = iter([False, True, True, True])
+
+    def ask() -> bool:
+        if len(world.slept) == 3:
+            world.state = WorkerLoad()
+        return next(asked)
+
+    assert loop_over(world).run(ask, drain_timeout_s=30.0)
+    assert world.log.count(f"handle {Drain.__name__} from gateway") == 1
+    assert len(world.slept) == 3
+
+
+def test_a_drain_that_takes_too_long_ends_the_loop_and_says_so() -> None:
+    world = World(state=WorkerLoad(num_running=1))
+    assert not loop_over(world).run(lambda: True, drain_timeout_s=0.25)
+    assert world.time >= 0.25
+
+
+def run_once(loop: WorkerLoop, world: World) -> None:
+    loop.run(lambda: len(world.slept) >= 1, drain_timeout_s=0.0)
