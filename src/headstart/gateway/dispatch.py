@@ -9,7 +9,7 @@ A choice's states are in `choice`, a worker's in `registry`. Invariants:
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
 import numpy as np
@@ -91,7 +91,7 @@ class Dispatcher:
 
     def cancel(self, request_id: str, code: ErrorCode = ErrorCode.CANCELLED, message: str = "cancelled") -> None:
         """End every unfinished choice of a request."""
-        for choice in list(self._choices.get(request_id, {}).values()):
+        for choice in self._still_open(self._choices.get(request_id, {}).values()):
             self._abandon(choice, code, message)
 
     def stop(self, request_id: str, choice_index: int) -> None:
@@ -132,6 +132,12 @@ class Dispatcher:
 
     def iter_choices(self) -> Iterator[Choice]:
         return (choice for choices in self._choices.values() for choice in choices.values())
+
+    def _still_open(self, choices: Iterable[Choice]) -> Iterator[Choice]:
+        """Each of `choices` unless it has ended when its turn comes: a sink may end others of its request."""
+        for choice in list(choices):
+            if self._choices.get(choice.key[0], {}).get(choice.key[1]) is choice:
+                yield choice
 
     # ---- the workers' side -------------------------------------------------------------------------------------------
 
@@ -306,12 +312,12 @@ class Dispatcher:
                 self._send(str(record.ref), membership)
         self._next_sweep = now + self._limits.beat_s
         self._expire(now)
-        for choice in list(self.iter_choices()):
+        for choice in self._still_open(self.iter_choices()):
             self._nudge(choice, now)
         self.flushes.expire(now)
 
     def _expire(self, now: float) -> None:
-        for choice in [choice for choice in self.iter_choices() if choice.deadline <= now]:
+        for choice in self._still_open(choice for choice in self.iter_choices() if choice.deadline <= now):
             if isinstance(choice.place, Stopping):
                 self._finish(choice, choice.finished(FinishReason.STOP))
             else:
@@ -342,7 +348,7 @@ class Dispatcher:
     def _lose(self, worker: WorkerRef, now: float, *, died: bool) -> None:
         """Nothing more will come of this worker: its choices go elsewhere. Harmless if it turns out to live."""
         self.flushes.lost(str(worker))
-        for choice in [choice for choice in self.iter_choices() if choice.worker == worker]:
+        for choice in self._still_open(choice for choice in self.iter_choices() if choice.worker == worker):
             self._send(str(worker), Cancel(choice.ref))
             if isinstance(choice.place, Stopping):
                 self._finish(choice, choice.finished(FinishReason.STOP))

@@ -22,7 +22,7 @@ from headstart.core.messages import (
 from headstart.core.request import ChoiceRef, RequestStats
 from headstart.gateway.limits import DispatchLimits
 
-from .world import World
+from .world import RecordingSink, World, make_request
 
 
 def test_a_choice_is_served_and_ends_once():
@@ -493,3 +493,17 @@ def test_an_end_lost_on_the_way_is_noticed_and_the_choice_handed_over_anew():
     assert again.ref.attempt == 1
     assert list(again.output_ids) == [5]
     assert not sink.is_over
+
+
+def test_a_sink_may_end_its_siblings_from_within_its_own_end():
+    world = World()
+    world.join("decode-0")
+    sinks = [RecordingSink() for _ in range(3)]
+    for index, sink in enumerate(sinks):
+        record = sink.on_failed
+        sink.on_failed = lambda failed, record=record: (record(failed), world.dispatcher.cancel("r"))
+        world.dispatcher.submit(make_request(choice=index, remaining_s=1.0), sink)
+    world.run(2.0)
+    assert sum(sink.failed[0].code is ErrorCode.DEADLINE for sink in sinks) == 1
+    assert sum(sink.failed[0].code is ErrorCode.CANCELLED for sink in sinks) == 2
+    world.check()

@@ -122,8 +122,9 @@ def output_budget(
     """Tokens to generate at most: the first of `names` that is given, `default`, or what the context leaves."""
     room = context_len - prompt_len
     if room < 1:
-        message = f"the prompt has {prompt_len} tokens; at most {context_len - 1} leave room for an answer"
-        raise invalid(message, "messages" if len(names) > 1 else "prompt", "context_length_exceeded")
+        source = "messages" if len(names) > 1 else "prompt"
+        message = f"'{source}' has {prompt_len} tokens; at most {context_len - 1} leave room for an answer"
+        raise invalid(message, source, "context_length_exceeded")
     given = next((name for name in names if fields.has(name)), None)
     if given is None:
         return room if default is None else min(default, room)
