@@ -6,7 +6,7 @@ from pathlib import Path
 import zmq
 
 from headstart.config.errors import ConfigError
-from headstart.config.settings import ClusterSettings
+from headstart.config.settings import ClusterSettings, GatewaySettings
 from headstart.wire.security import CurveKeys, Security, authenticate
 from headstart.wire.sockets import Context, Wiring
 
@@ -48,6 +48,12 @@ def control_url(join: str) -> str:
         return f"tcp://{socket.gethostbyname(host)}:{int(port)}"
     except (OSError, ValueError) as error:
         raise ConfigError(f"--join {join}: {error}") from error
+
+
+def control_bind_url(settings: GatewaySettings) -> str:
+    """Where a gateway listens for its workers."""
+    host = "*" if settings.control_host == "0.0.0.0" else settings.control_host
+    return f"tcp://{host}:{settings.resolved_control_port}"
 
 
 def peer_url(join: str) -> str:

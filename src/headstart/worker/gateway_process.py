@@ -1,0 +1,208 @@
+"""Main of a gateway process: the composition root of `gateway`.
+
+    bound ─► serving ──SIGTERM──► draining ─► ended
+
+bound     both ports are ours; workers may already queue their Join
+serving   HTTP in front, workers behind, the dispatcher driven by messages and by time
+draining  nothing new; open answers get --drain-timeout, then an error event
+
+Never imports torch.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from random import SystemRandom
+from typing import NoReturn
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from headstart.config.errors import ConfigError
+from headstart.config.settings import GatewaySettings
+from headstart.core.clock import MonotonicClock
+from headstart.core.errors import WorkerError
+from headstart.core.messages import Message
+from headstart.gateway.api.app import create_app
+from headstart.gateway.api.auth import KeyRing
+from headstart.gateway.dispatch import Dispatcher
+from headstart.gateway.limits import DispatchLimits
+from headstart.gateway.model import ModelBounds, ServedModel, load_served_model
+from headstart.gateway.state import GatewayState, HttpLimits, OpenJobs, Telemetry
+from headstart.gateway.token_memory import TokenMemory
+from headstart.model.info import parse_overrides, read_model_info
+from headstart.observe.logs import set_up_logging
+from headstart.observe.metrics import GatewayMetrics, WorkerCollector, WorkerSample
+from headstart.wire.aio import RouterWatch
+from headstart.wire.channels import FROM_WORKER
+from headstart.wire.errors import WireError
+from headstart.wire.sockets import Router
+from headstart.worker.exits import Exit
+from headstart.worker.parent import die_with_parent
+from headstart.worker.ports import control_bind_url, open_wiring
+from headstart.worker.spec import GatewaySpec, read_spec
+
+TICK_S = 0.02
+"""Longest the dispatcher is left alone while nothing comes in: bounds how late a deadline is noticed."""
+DRAIN_POLL_S = 0.05
+
+log = logging.getLogger("headstart.gateway")
+
+
+def main() -> NoReturn:
+    """Entry point for launchers: the spec comes on standard input."""
+    run_gateway_process(read_spec(GatewaySpec))
+
+
+def run_gateway_process(spec: GatewaySpec) -> NoReturn:
+    """Be the gateway until it ends, and end the process."""
+    die_with_parent(spec.parent_pid)
+    set_up_logging("gateway", spec.log.level, spec.log.as_json)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        asyncio.run(_serve(spec))
+        status = Exit.DRAINED
+    except (ConfigError, WireError, WorkerError) as error:
+        log.error(str(error))
+        status = Exit.BAD_SETTINGS
+    except BaseException:
+        log.exception("gateway crashed")
+        status = Exit.CRASHED
+    logging.shutdown()
+    os._exit(status)
+
+
+async def _serve(spec: GatewaySpec) -> None:
+    listener = _listen(spec.settings)
+    wiring = open_wiring(spec.worker.cluster)
+    router = Router.bind(wiring, control_bind_url(spec.settings), FROM_WORKER)
+    loop = asyncio.get_running_loop()
+    line = ControlLine(router)
+    state = build_state(spec, line)
+    line.start(loop, state.dispatcher)
+    server = _server(state)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    log.info("listening", extra={"http": spec.settings.port, "control": router.address, "model": state.model.name})
+    await asyncio.wait([serving, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
+    await _drain(state.jobs, spec.worker.step.drain_timeout)
+    server.should_exit = True
+    await serving
+    line.stop()
+    router.close()
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves signals to this module: a drain comes before the server's own shutdown."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _server(state: GatewayState) -> uvicorn.Server:
+    config = uvicorn.Config(
+        create_app(state), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, ws="none"
+    )
+    return _QuietServer(config)
+
+
+async def _drain(jobs: OpenJobs, timeout_s: float) -> None:
+    """Let open answers end, then end them."""
+    jobs.is_draining = True
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while jobs.jobs and loop.time() < deadline:
+        await asyncio.sleep(DRAIN_POLL_S)
+    jobs.abandon()
+
+
+class ControlLine:
+    """The workers' socket in the event loop: sends for the dispatcher, and feeds it with messages and with time."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._watch: RouterWatch | None = None
+        self._ticking: asyncio.Task[None] | None = None
+
+    def send(self, recipient: str, message: Message) -> None:
+        """Nothing is sent before `start`: nobody can have joined."""
+        if self._watch is not None:
+            self._watch.send(recipient, message)
+
+    def start(self, loop: asyncio.AbstractEventLoop, dispatcher: Dispatcher) -> None:
+        self._watch = RouterWatch(self._router, loop, dispatcher.handle)
+        self._watch.start()
+        self._ticking = loop.create_task(_tick(dispatcher))
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+
+async def _tick(dispatcher: Dispatcher) -> None:
+    while True:
+        dispatcher.advance()
+        await asyncio.sleep(TICK_S)
+
+
+def build_state(spec: GatewaySpec, line: ControlLine) -> GatewayState:
+    """Everything the HTTP handlers share. Raises WorkerError for a model folder without a tokenizer."""
+    settings = spec.settings
+    clock = MonotonicClock()
+    rng = SystemRandom()
+    model = _model(spec)
+    dispatcher = Dispatcher(clock, line.send, rng, DispatchLimits())
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(lambda: _samples(dispatcher)))
+    return GatewayState(
+        model=model,
+        dispatcher=dispatcher,
+        memory=TokenMemory(model.tokenizer),
+        keys=KeyRing((settings.api_key,) if settings.api_key else ()),
+        telemetry=Telemetry(GatewayMetrics(registry), registry, clock),
+        jobs=OpenJobs(),
+        rng=rng,
+        limits=HttpLimits(request_timeout_s=settings.request_timeout),
+    )
+
+
+def _model(spec: GatewaySpec) -> ServedModel:
+    folder = Path(spec.model_folder)
+    info = read_model_info(folder, parse_overrides(spec.worker.model.json_model_override_args))
+    wanted = spec.worker.model.context_length
+    context_len = info.context_len if wanted == "auto" else min(wanted, info.context_len)
+    bounds = ModelBounds(info.vocab_size, context_len, info.eos_token_ids)
+    return load_served_model(folder, spec.model_name, bounds)
+
+
+def _samples(dispatcher: Dispatcher) -> list[WorkerSample]:
+    return [
+        WorkerSample(record.ref.name, record.join.role, record.state.value, record.load)
+        for record in dispatcher.registry.all()
+    ]
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        raise ConfigError(f"--host {settings.host} --port {settings.port}: {error.strerror or error}") from error
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
+
+
+if __name__ == "__main__":
+    main()
