@@ -61,7 +61,8 @@ class Transport(Protocol):
         ...
 
     def write(self, peer: str, src_pages: Int32Array, dst_pages: Int32Array, notice: bytes) -> int:
-        """Post pages `src_pages[i]` -> the peer's `dst_pages[i]` and return a handle. Raises TransferError."""
+        """Post pages `src_pages[i]` -> the peer's `dst_pages[i]` and return a handle. Raises TransferError, and
+        ValueError for no pages at all, lists of unequal length, or source pages that this pool does not have."""
         ...
 
     def poll(self) -> list[TransferEvent]:
@@ -69,5 +70,6 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the registration. Outstanding handles are abandoned."""
+        """Release the registration. Outstanding handles are abandoned: what they posted may still land. May be called
+        again; `poll` then returns nothing and everything else raises TransferError."""
         ...

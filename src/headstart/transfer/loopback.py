@@ -6,8 +6,8 @@
 
 Invariant: the target's pool changes only while a write to it is posted or parked, never at the post itself and never
 after its end was reported. Source pages are read when the write lands, so reusing them early shows up as wrong bytes.
-A pool that its owner closed can still be written by peers that are connected to it, as with real registrations; only
-`kill` proves that nothing of a process lands any more.
+A pool that its owner closed can still be written by peers until they are told, and what they posted still lands, as
+with real registrations; only `kill` proves that nothing of a process lands any more.
 """
 
 import heapq
@@ -162,7 +162,7 @@ class LoopbackNetwork:
             if endpoint.name == name and endpoint.alive:
                 endpoint.alive = False
                 self._tear_writes(endpoint)
-                self._announce_loss(endpoint)
+                self.hang_up(endpoint)
 
     def stall(self, name: str) -> None:
         """Writes from and to this process stay open until `resume`."""
@@ -189,10 +189,11 @@ class LoopbackNetwork:
                 continue
             del self._open[number]
 
-    def _announce_loss(self, dead: _Endpoint) -> None:
+    def hang_up(self, gone: _Endpoint) -> None:
+        """Tell everyone who was connected to it, in time."""
         for endpoint in self._endpoints:
             for peer, link in endpoint.links.items():
-                if link.target is dead and endpoint.alive:
+                if link.target is gone and endpoint.alive:
                     self._after(self._delay(0), partial(self._lose, endpoint, peer, link))
 
     def _lose(self, endpoint: _Endpoint, peer: str, link: _Link) -> None:
@@ -256,7 +257,7 @@ class LoopbackNetwork:
             write.target.inbox.append(Notice(write.notice))
 
     def _send_later(self, endpoint: _Endpoint, event: TransferEvent) -> None:
-        self._after(self._delay(0), partial(endpoint.inbox.append, event))
+        self._after(self._delay(0), partial(_put, endpoint, event))
 
     def _copy(self, write: _Write, which: NDArray[np.intp]) -> None:
         write.target.pages[write.dst_pages[which]] = write.source.pages[write.src_pages[which]]
@@ -269,6 +270,10 @@ class LoopbackNetwork:
         heapq.heappush(self._agenda, entry)
 
 
+def _put(endpoint: _Endpoint, event: TransferEvent) -> None:
+    endpoint.inbox.append(event)
+
+
 class LoopbackTransport:
     """One endpoint's side of the contract."""
 
@@ -279,6 +284,8 @@ class LoopbackTransport:
         self._handles = itertools.count()
 
     def descriptor(self) -> bytes:
+        if self._endpoint.closed:
+            raise TransferError("this transport is closed")
         region = self._endpoint.region
         return msgspec.msgpack.encode(_Descriptor(self._number, region.num_pages, region.page_bytes))
 
@@ -315,5 +322,7 @@ class LoopbackTransport:
         return [] if self._endpoint.closed else self._network.drain(self._endpoint)
 
     def close(self) -> None:
-        self._endpoint.closed = True
-        self._endpoint.links.clear()
+        if not self._endpoint.closed:
+            self._endpoint.closed = True
+            self._endpoint.links.clear()
+            self._network.hang_up(self._endpoint)

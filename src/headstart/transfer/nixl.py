@@ -16,6 +16,7 @@ peer is seen at the next write or while one is open; an idle link stays silent.
 import contextlib
 import importlib
 import itertools
+import logging
 import secrets
 from dataclasses import dataclass
 from types import ModuleType
@@ -81,10 +82,21 @@ def _import_package() -> tuple[ModuleType, ModuleType]:
     causes = []
     for name in _PACKAGES:
         try:
-            return importlib.import_module(name), importlib.import_module(f"{name}._bindings")
+            package, bindings = importlib.import_module(name), importlib.import_module(f"{name}._bindings")
         except ImportError as error:
             causes.append(f"{name}: {error}")
+            continue
+        _tame_logger()
+        return package, bindings
     raise WorkerError("NIXL is not installed or does not load: " + "; ".join(causes))
+
+
+def _tame_logger() -> None:
+    """NIXL attaches a handler that prints to standard output; its records belong into our log."""
+    logger = logging.getLogger("nixl")
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(logging.WARNING)
 
 
 class NixlTransport:
@@ -121,6 +133,8 @@ class NixlTransport:
     # ---- links -------------------------------------------------------------------------------------------------------
 
     def descriptor(self) -> bytes:
+        if self._closed:
+            raise TransferError("this transport is closed")
         region = self._region
         metadata: bytes = self._agent.get_agent_metadata()
         return msgspec.msgpack.encode(
@@ -285,6 +299,8 @@ class NixlTransport:
         with contextlib.suppress(*self._vendor.errors):
             self._pages.release()
             self._agent.deregister_memory(self._registration)
+        # NIXL hangs up on its peers when its agent is destroyed, which nothing but these references keeps.
+        self._agent = self._pages = self._registration = None
 
 
 def _memory_of(device: str) -> tuple[str, int]:
