@@ -73,11 +73,6 @@ class PrefillScheduler:
         self._is_draining = False
         self._counters: Counter[str] = Counter()
 
-    @property
-    def is_drained(self) -> bool:
-        """Drain was asked for and nothing is open any more."""
-        return self._is_draining and not self._waiting and not self._runs and self._launched is None
-
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def handle(self, sender: str, message: Message) -> None:
