@@ -79,7 +79,6 @@ class PrefixCache:
         if walk.num_pages < match.num_pages or num_new > available:
             return None
         shared, end = self._pin(walk, above=None)
-        self._order.touch(shared)
         lease = PageLease(match.namespace, _table(shared, self._allocate(num_new)), len(shared), end)
         self._leases.add(lease)
         return lease
@@ -138,7 +137,6 @@ class PrefixCache:
             self._tree.join(parent)
         if before:
             self._tree.join(before)
-        self._order.touch(lease.pages[:last])
         self._ledger.unlease(own[:num_known])
         return num_known
 
@@ -230,13 +228,14 @@ class PrefixCache:
         for node in self._tree.nodes():
             pins[node.pages] = node.pins
             num_pages += len(node.pages)
-            if not node.pins:
-                num_cached += int(np.count_nonzero(self._ledger.readers[node.pages] == 0))
-                if not node.children:
-                    leaves.add(node)
-            parent_pages = node.parent.pages[-1:] if node.parent else node.pages[:0]
-            if (np.diff(self._order.stamps[np.concatenate((parent_pages, node.pages))]) > 0).any():
-                raise InvariantError("a page was used later than the one before it")
+            if node.pins:
+                continue
+            num_cached += int(np.count_nonzero(self._ledger.readers[node.pages] == 0))
+            if not node.children:
+                leaves.add(node)
+            above = node.parent.pages[-1:] if node.parent else node.pages[:0]
+            if (np.diff(self._order.stamps[np.concatenate((above, node.pages))]) > 0).any():
+                raise InvariantError("an unpinned page was released later than the one before it")
         if not np.array_equal(pins >= 0, self._ledger.in_tree) or num_pages != np.count_nonzero(pins >= 0):
             raise InvariantError("a page is in two nodes, or the ledger and the tree disagree on what is in it")
         if num_cached != self._ledger.num_cached or leaves != self._order.offered():

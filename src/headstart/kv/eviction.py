@@ -1,8 +1,8 @@
 """Which pages of the tree go first: exact least-recently-used order, a page at a time, in one batched pass.
 
-Every lease, commit and release stamps the pages of its path with the next tick, so stamps never grow with depth and
-the oldest page of all is the last page of some unpinned leaf. A leaf goes from its tail: the pages no younger leaf
-precedes, and no more than were asked for. A conversation's output lies deeper than its prompt and goes before it.
+Every release stamps the pages of its lease's path with the next tick, so stamps of unpinned pages never grow with depth
+and the oldest of them all is the last page of some leaf. A leaf goes from its tail: as many pages as are older than any
+other leaf's, and no more than were asked for. A conversation's output lies deeper than its prompt and goes before it.
 
 Leaves wait in a heap by the stamp of their last page. An entry is current while its node is still an unpinned leaf with
 that stamp; others are dropped when they surface, or when they outnumber the rest.
@@ -30,7 +30,7 @@ class LruOrder:
         self._compact_at = _MIN_COMPACTION
 
     def touch(self, pages: Int32Array) -> None:
-        """These pages, a path from a root, are the most recently used now."""
+        """These pages, a path from a root, are the most recently released now."""
         self._tick += 1
         self.stamps[pages] = self._tick
 
@@ -90,9 +90,7 @@ def evict(tree: RadixTree, ledger: PageLedger, order: LruOrder, num_pages: int) 
             order.offer(leaf)
         else:
             pages = leaf.pages
-            exposed = tree.remove(leaf)
-            if exposed is not None:
-                order.offer(exposed)
+            tree.remove(leaf)
         dropped.append(pages)
         missing -= int(np.count_nonzero(ledger.readers[pages] == 0))
     ledger.leave_tree(np.concatenate(dropped))

@@ -134,18 +134,16 @@ class RadixTree:
         leaf.edge = leaf.edge[: kept * self.page_bytes]
         return pages
 
-    def remove(self, leaf: Node) -> Node | None:
-        """Take a leaf out. Returns its parent where that is a leaf now."""
+    def remove(self, leaf: Node) -> None:
+        """Take an unpinned leaf out. No unpinned node becomes a leaf by that: it had two children, or is merged."""
         parent = leaf.parent
         assert parent is not None
         del parent.children[self._key(leaf)]
         leaf.parent = None
-        if parent.parent is None:
-            if not parent.children:
-                del self._roots[parent.edge]
-            return None
-        self.join(parent)
-        return None if parent.children or parent.parent is None else parent
+        if parent.parent is not None:
+            self.join(parent)
+        elif not parent.children:
+            del self._roots[parent.edge]
 
     def prune(self) -> list[Node]:
         """Take every unpinned node out and return them."""
