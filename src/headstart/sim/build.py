@@ -1,0 +1,56 @@
+"""Composition root of a simulated worker."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headstart.core.clock import Clock
+from headstart.core.layout import PoolRegion
+from headstart.core.messages import Join, Message, WorkerRef
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.decode import DecodePorts, DecodeScheduler
+from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
+from headstart.sim.executor import FakeExecutor, Model
+from headstart.sim.network import ControlNetwork
+from headstart.sim.spec import WorldSpec
+from headstart.sim.worker import Organs, SimWorker
+from headstart.transfer.loopback import LoopbackNetwork
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the workers of a world share."""
+
+    spec: WorldSpec
+    clock: Clock
+    links: LoopbackNetwork
+    control: ControlNetwork
+    model: Model
+
+
+def build_worker(ref: WorkerRef, around: Surroundings) -> SimWorker:
+    """A worker of the role its name begins with, with an empty pool."""
+    spec = around.spec
+    role = PREFILL if ref.name.startswith(PREFILL) else DECODE
+    num_pages = spec.prefill_pages if role == PREFILL else spec.decode_pages
+    pool = np.zeros((num_pages, spec.page_size), dtype=np.uint64)
+    region = PoolRegion(0, num_pages, spec.page_bytes)
+    transport = around.links.transport(str(ref), pool.reshape(-1).view(np.uint8), region)
+    cache = PrefixCache(num_pages, spec.page_size)
+
+    def send(recipient: str, message: Message) -> None:
+        around.control.send(str(ref), recipient, message)
+
+    capacity = spec.prefill.capacity_tokens if role == PREFILL else spec.decode.context_len
+    join = Join(ref, role, spec.kv_spec, f"sim://{ref}", capacity)
+    executor = FakeExecutor(around.model, pool, around.clock)
+    scheduler: PrefillScheduler | DecodeScheduler
+    if role == PREFILL:
+        ports = PrefillPorts(transport, around.clock, send)
+        scheduler = PrefillScheduler(ref, spec.kv_spec, spec.prefill, cache, ports)
+    else:
+        decode_ports = DecodePorts(transport.descriptor(), spec.page_bytes, around.clock, send)
+        scheduler = DecodeScheduler(ref, spec.kv_spec, spec.decode, cache, decode_ports)
+    return SimWorker(join, Organs(scheduler, cache, transport, executor), around.clock, send)

@@ -1,0 +1,55 @@
+"""A client's view of one choice, and the one thing every request is owed: exactly one end."""
+
+from dataclasses import dataclass, field
+
+from headstart.core.clock import Clock
+from headstart.core.errors import ErrorCode
+from headstart.core.messages import Failed, Finished, TokenDelta
+from headstart.core.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """Satisfies `gateway.choice.Sink`."""
+
+    request: Request
+    clock: Clock
+    submitted_at: float
+    tokens: list[int] = field(default_factory=list)
+    deltas: list[TokenDelta] = field(default_factory=list)
+    finished: Finished | None = None
+    failed: Failed | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+
+    def on_tokens(self, delta: TokenDelta) -> None:
+        assert not self.is_done, "tokens after the end"
+        assert delta.index == len(self.tokens), f"tokens at {delta.index}, {len(self.tokens)} expected"
+        if self.first_token_at is None:
+            self.first_token_at = self.clock.now()
+        self.tokens += delta.token_ids
+        self.deltas.append(delta)
+
+    def on_finished(self, finished: Finished) -> None:
+        self._end()
+        self.finished = finished
+
+    def on_failed(self, failed: Failed) -> None:
+        self._end()
+        self.failed = failed
+
+    def _end(self) -> None:
+        assert not self.is_done, "a second terminal event"
+        self.ended_at = self.clock.now()
+
+    @property
+    def is_done(self) -> bool:
+        return self.ended_at is not None
+
+    @property
+    def error(self) -> ErrorCode | None:
+        return self.failed.code if self.failed else None
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_at is None else self.first_token_at - self.submitted_at

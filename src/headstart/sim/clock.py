@@ -1,0 +1,39 @@
+"""Virtual time: a clock that moves when told, and the events it moves between."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def advance_to(self, time_s: float) -> None:
+        """Times in the past leave the clock where it is."""
+        self._now = max(self._now, time_s)
+
+
+class Agenda:
+    """What happens when. Actions of one time run in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def add(self, time_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (time_s, next(self._order), action))
+
+    def next_time(self) -> float | None:
+        return self._heap[0][0] if self._heap else None
+
+    def run_due(self, now: float) -> int:
+        """Run everything due by `now`; returns how many actions that were."""
+        num_run = 0
+        while self._heap and self._heap[0][0] <= now:
+            heapq.heappop(self._heap)[2]()
+            num_run += 1
+        return num_run

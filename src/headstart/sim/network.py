@@ -1,0 +1,60 @@
+"""Control sockets of a world: ordered per pair, delayed, and faulty on request.
+
+A message to a name that nobody has is dropped, as by a router whose peer is gone. A faulted message may overtake
+others or be overtaken.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from headstart.core.clock import Clock
+from headstart.core.messages import Message
+from headstart.sim.clock import Agenda
+
+Deliver = Callable[[str, Message], None]
+"""(sender, message)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFate:
+    num_copies: int = 1  # 0: lost, 2: duplicated
+    delay_s: float = 0.0  # added to each copy's own way
+
+
+FINE = MessageFate()
+MessageJudge = Callable[[str, str, Message], MessageFate]
+"""(sender, recipient, message)."""
+
+
+class ControlNetwork:
+    def __init__(self, rng: random.Random, clock: Clock, agenda: Agenda, delay_s: tuple[float, float]) -> None:
+        self.judge: MessageJudge = lambda sender, recipient, message: FINE
+        self.num_sent = 0
+        self._rng = rng
+        self._clock = clock
+        self._agenda = agenda
+        self._delay_s = delay_s
+        self._endpoints: dict[str, Deliver] = {}
+        self._last_arrival: dict[tuple[str, str], float] = {}
+
+    def attach(self, name: str, deliver: Deliver) -> None:
+        self._endpoints[name] = deliver
+
+    def detach(self, name: str) -> None:
+        self._endpoints.pop(name, None)
+
+    def send(self, sender: str, recipient: str, message: Message) -> None:
+        self.num_sent += 1
+        fate = self.judge(sender, recipient, message)
+        for _ in range(fate.num_copies):
+            arrival = self._clock.now() + self._rng.uniform(*self._delay_s) + fate.delay_s
+            if fate is FINE:
+                arrival = max(arrival, self._last_arrival.get((sender, recipient), 0.0))
+                self._last_arrival[sender, recipient] = arrival
+            self._agenda.add(arrival, partial(self._deliver, sender, recipient, message))
+
+    def _deliver(self, sender: str, recipient: str, message: Message) -> None:
+        if (deliver := self._endpoints.get(recipient)) is not None:
+            deliver(sender, message)

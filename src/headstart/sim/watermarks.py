@@ -1,0 +1,117 @@
+"""Fake KV that tells what it is: the watermark of a position digests the namespace and every token up to it.
+
+A page that holds other positions, another prompt's tokens or another tenant's KV, or that was never written, therefore
+differs from what a reader expects. The fake model's next token is a function of the last watermark, so `oracle` knows
+every output beforehand.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.core.arrays import Int32Array
+from headstart.core.batch import SampleSpec
+from headstart.core.request import SamplingParams
+
+Marks = NDArray[np.uint64]
+MARK_BYTES = 8
+_MASK = (1 << 64) - 1
+
+
+def _mix(mark: int, value: int) -> int:
+    """One step of a 64-bit chain (constants of splitmix64)."""
+    mark = ((mark ^ value) + 0x9E3779B97F4A7C15) & _MASK
+    mark = ((mark ^ (mark >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mark = ((mark ^ (mark >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mark ^ (mark >> 31)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """A sequence up to some position: its tokens as int32 bytes, and the watermark of each of its positions."""
+
+    tokens: bytes
+    marks: Marks
+
+    @property
+    def last(self) -> int:
+        return int(self.marks[-1])
+
+
+class ContextBook:
+    """Every context that was ever computed, by its last watermark: what a page claims to hold can be looked up."""
+
+    def __init__(self) -> None:
+        self._found_in: dict[int, tuple[Context, int]] = {}  # watermark -> (a context with it, its position + 1)
+        self._roots: dict[bytes, int] = {}
+
+    def root(self, namespace: bytes) -> int:
+        """The chain's value before position 0."""
+        if namespace not in self._roots:
+            self._roots[namespace] = int.from_bytes(hashlib.sha256(b"root" + namespace).digest()[:8], "little")
+        return self._roots[namespace]
+
+    def find(self, mark: int) -> Context | None:
+        """The context that ends with this watermark."""
+        if (found := self._found_in.get(mark)) is None:
+            return None
+        context, length = found
+        return Context(context.tokens[: 4 * length], context.marks[:length])
+
+    def extend(self, before: Context | None, namespace: bytes, tokens: Int32Array) -> Context:
+        """The context of `before`'s tokens followed by `tokens` (at least one)."""
+        mark = self.root(namespace) if before is None else before.last
+        new = []
+        for token in tokens.tolist():
+            mark = _mix(mark, token)
+            new.append(mark)
+        marks = np.array(new, dtype=np.uint64)
+        raw = tokens.astype("<i4", copy=False).tobytes()
+        if before is not None:
+            marks, raw = np.concatenate((before.marks, marks)), before.tokens + raw
+        context = Context(raw, marks)
+        for length, made in enumerate(new, start=len(marks) - len(new) + 1):
+            self._found_in.setdefault(made, (context, length))
+        return context
+
+
+def next_token(last_mark: int, spec: SampleSpec, vocab_size: int) -> int:
+    """Greedy: a function of the context alone. Sampled: of the context and (seed, choice, output index)."""
+    draw = last_mark
+    if spec.params.temperature > 0:
+        for part in (spec.params.seed, spec.choice, spec.output_index):
+            draw = _mix(draw, part)
+    while (token := (draw >> 16) % vocab_size) in spec.banned_ids:
+        draw = _mix(draw, 1)
+    return token
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What besides the context decides an output."""
+
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
+    choice: int = 0
+    stop_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+
+
+def oracle(
+    prompt: Int32Array, num_tokens: int, vocab_size: int, namespace: bytes = b"", draw: Draw | None = None
+) -> list[int]:
+    """The first `num_tokens` outputs of a prompt, or fewer where a stop id ends them (it is the last one then)."""
+    draw = draw or Draw()
+    book = ContextBook()
+    context = book.extend(None, namespace, prompt)
+    outputs: list[int] = []
+    while len(outputs) < num_tokens:
+        banned = draw.stop_ids if len(outputs) < draw.min_new_tokens else ()
+        spec = SampleSpec(draw.sampling, draw.choice, len(outputs), prompt, len(prompt), banned)
+        token = next_token(context.last, spec, vocab_size)
+        outputs.append(token)
+        if token in draw.stop_ids:
+            break
+        context = book.extend(context, namespace, np.array([token], dtype=np.int32))
+    return outputs

@@ -1,0 +1,215 @@
+"""World: gateway policy, prefill and decode workers and a launcher in one process and in virtual time.
+
+One step moves time to the next event, delivers what is due, and runs a pass of whoever has something to do. Every
+message, write, device step, exit and restart is such an event, and every random choice comes from the seed.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Iterable
+
+from headstart.core.arrays import int32_array
+from headstart.core.errors import InvariantError
+from headstart.core.messages import Message, WorkerRef
+from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
+from headstart.gateway.dispatch import Dispatcher
+from headstart.sim.build import Surroundings, build_worker
+from headstart.sim.client import Handle
+from headstart.sim.clock import Agenda, VirtualClock
+from headstart.sim.executor import Model
+from headstart.sim.launcher import Processes, SimLauncher
+from headstart.sim.network import ControlNetwork, MessageJudge
+from headstart.sim.spec import WorldSpec
+from headstart.sim.watermarks import ContextBook
+from headstart.sim.worker import GATEWAY, SimWorker
+from headstart.transfer.loopback import Judge, LoopbackNetwork
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class World:
+    """Starts with every worker joined to be, at time 0. Not thread-safe."""
+
+    def __init__(self, spec: WorldSpec | None = None, seed: int = 0) -> None:
+        self.spec = spec or WorldSpec()
+        self.clock = VirtualClock()
+        self.handles: list[Handle] = []
+        self.workers: dict[str, SimWorker] = {}  # alive ones, by name
+        rng = random.Random(seed)
+        self._agenda = Agenda()
+        self._ids = itertools.count()
+        self._incarnations: dict[str, int] = {}
+        self.control = ControlNetwork(rng, self.clock, self._agenda, self.spec.timing.control_delay_s)
+        low, high = self.spec.timing.transfer_delay_s
+        self.links = LoopbackNetwork(rng, self.clock, lambda num_bytes: rng.uniform(low, high))
+        model = Model(ContextBook(), self.spec.vocab_size, self.spec.page_size, self.spec.timing.step_time)
+        self._surroundings = Surroundings(self.spec, self.clock, self.links, self.control, model)
+        self.gateway = Dispatcher(
+            self.clock, lambda to, message: self.control.send(GATEWAY, to, message), rng, self.spec.dispatch
+        )
+        self._gateway_wake: float | None = 0.0
+        self._launcher = SimLauncher(
+            self.clock, self._agenda, self.control, self.spec.timing, Processes(self._end_process, self.restart)
+        )
+        self._boot()
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Iterable[int],
+        max_new_tokens: int = 4,
+        *,
+        deadline_s: float = 60.0,
+        namespace: bytes = b"",
+        request: Request | None = None,
+    ) -> Handle:
+        """Ask the gateway for one choice. `request` replaces everything but the prompt and its id when given."""
+        request = request or Request(
+            ref=ChoiceRef(f"r{next(self._ids)}"),
+            prompt=int32_array(prompt),
+            sampling=GREEDY,
+            stop=StopCriteria(max_new_tokens),
+            namespace=namespace,
+            remaining_s=deadline_s,
+        )
+        handle = Handle(request, self.clock, self.clock.now())
+        self.handles.append(handle)
+        self.gateway.submit(request, handle)
+        self._advance_gateway()
+        return handle
+
+    def cancel(self, handle: Handle) -> None:
+        """The client is gone."""
+        self.gateway.cancel(handle.request.ref.request_id)
+        self._advance_gateway()
+
+    # ---- time --------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Move to the next event and let everything due happen."""
+        next_time = self._next_time()
+        assert next_time is not None, "nothing will ever happen again"
+        self.clock.advance_to(next_time)
+        self._run_due()
+
+    def run_for(self, duration_s: float) -> None:
+        self.run_until_time(self.clock.now() + duration_s)
+
+    def run_until_time(self, time_s: float) -> None:
+        while (next_time := self._next_time()) is not None and next_time <= time_s:
+            self.step()
+        self.clock.advance_to(time_s)
+
+    def run_until(self, claim: Callable[[], bool], limit_s: float = 120.0) -> None:
+        """Step until `claim` holds; AssertionError if it does not within `limit_s` of virtual time."""
+        end = self.clock.now() + limit_s
+        while not claim():
+            assert self.clock.now() < end, f"not within {limit_s} s"
+            self.step()
+
+    def finish(self, limit_s: float = 120.0) -> None:
+        """Run until every request has ended."""
+        self.run_until(lambda: all(handle.is_done for handle in self.handles), limit_s)
+
+    # ---- faults ------------------------------------------------------------------------------------------------------
+
+    def kill(self, name: str) -> None:
+        """End a worker's process now; the launcher reports it (and restarts it where the spec says so)."""
+        self._launcher.kill(self.workers[name].ref)
+
+    def restart(self, name: str) -> WorkerRef:
+        """Start the next incarnation of a worker that has ended."""
+        assert name not in self.workers, "a launcher starts an incarnation only after the last has ended"
+        incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
+        worker = build_worker(WorkerRef(name, incarnation), self._surroundings)
+        self.workers[name] = worker
+        self.control.attach(str(worker.ref), worker.mailbox.put)
+        self._beat(worker)
+        return worker.ref
+
+    def stall(self, name: str) -> None:
+        """Stop a process without ending it: no pass, no heartbeat, no progress of its transfers."""
+        self.workers[name].is_stalled = True
+        self.links.stall(str(self.workers[name].ref))
+
+    def resume(self, name: str) -> None:
+        self.workers[name].is_stalled = False
+        self.links.resume(str(self.workers[name].ref))
+
+    def judge_messages(self, judge: MessageJudge) -> None:
+        self.control.judge = judge
+
+    def judge_writes(self, judge: Judge) -> None:
+        self.links.judge = judge
+
+    # ---- what must hold ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Every page's owners are right on every worker, and no page a peer may write belongs to anyone else."""
+        for worker in self.workers.values():
+            worker.check(self.links.pages_under_write(str(worker.ref)))
+
+    def check_idle(self) -> None:
+        """Every request has its one end, and every worker holds nothing but its cache."""
+        self.check()
+        assert all(handle.is_done for handle in self.handles), "a request has no end"
+        for worker in self.workers.values():
+            counts = worker.organs.cache.counts()
+            if counts.inflight or counts.private or counts.pinned:
+                raise InvariantError(f"{worker.ref} is idle and holds {counts}")
+            load = worker.organs.scheduler.load()
+            if load.num_running or load.num_waiting or load.inflight_pages:
+                raise InvariantError(f"{worker.ref} is idle and reports {load}")
+
+    def load(self, name: str) -> dict[str, float]:
+        """A worker's counters."""
+        return self.workers[name].organs.scheduler.load().counters
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _boot(self) -> None:
+        names = [f"prefill-{i}" for i in range(self.spec.num_prefill)]
+        names += [f"decode-{i}" for i in range(self.spec.num_decode)]
+        self.control.attach(GATEWAY, self._to_gateway)
+        self._launcher.hello(tuple(names))
+        for name in names:
+            self.restart(name)
+
+    def _beat(self, worker: SimWorker) -> None:
+        if self.workers.get(worker.ref.name) is worker:
+            worker.beat()
+            self._agenda.add(self.clock.now() + self.spec.timing.beat_s, lambda: self._beat(worker))
+
+    def _end_process(self, ref: WorkerRef) -> bool:
+        worker = self.workers.get(ref.name)
+        if worker is None or worker.ref != ref:
+            return False
+        del self.workers[ref.name]
+        self.control.detach(str(ref))
+        self.links.kill(str(ref))
+        return True
+
+    def _to_gateway(self, sender: str, message: Message) -> None:
+        self.gateway.handle(sender, message)
+        self._advance_gateway()
+
+    def _advance_gateway(self) -> None:
+        wake = self.gateway.advance()
+        self._gateway_wake = None if wake is None else max(wake, self.clock.now())
+
+    def _next_time(self) -> float | None:
+        times = [self._agenda.next_time(), self.links.next_event_time(), self._gateway_wake]
+        times += [self.clock.now() if w.mailbox else w.wake_at for w in self.workers.values() if not w.is_stalled]
+        return min((time for time in times if time is not None), default=None)
+
+    def _run_due(self) -> None:
+        now = self.clock.now()
+        self._agenda.run_due(now)
+        if self._gateway_wake is not None and self._gateway_wake <= now:
+            self._advance_gateway()
+        arrives = self.links.next_event_time()
+        transfers_due = arrives is not None and arrives <= now
+        for worker in list(self.workers.values()):
+            if worker.is_due(now) or (transfers_due and not worker.is_stalled):
+                worker.run_pass()
