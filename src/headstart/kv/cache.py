@@ -117,11 +117,15 @@ class PrefixCache:
 
         The caller vouches that their KV is written and fenced; a page that a peer may still write raises.
         """
+        self._expect_live(lease)
         first, last = lease.num_shared, num_tokens // self.page_size
-        self._expect_committable(lease, len(tokens), num_tokens)
+        if num_tokens > len(tokens) or last > len(lease.pages):
+            raise InvariantError(f"{num_tokens} tokens committed of {len(tokens)} on {len(lease.pages)} pages")
         if last <= first:
             return 0
         own = lease.pages[first:last]
+        if self._ledger.writer[own].any():
+            raise InvariantError("a page that a peer may still write was committed")
         new_tokens = _as_bytes(tokens[first * self.page_size : last * self.page_size])
         before = lease._end
         walk = self._tree.walk_from(before, new_tokens) if before else self._tree.walk(lease.namespace, new_tokens)
@@ -211,14 +215,6 @@ class PrefixCache:
     def _expect_live(self, lease: PageLease) -> None:
         if lease not in self._leases:
             raise InvariantError("the lease was released before")
-
-    def _expect_committable(self, lease: PageLease, len_tokens: int, num_tokens: int) -> None:
-        self._expect_live(lease)
-        last = num_tokens // self.page_size
-        if num_tokens > len_tokens or last > len(lease.pages):
-            raise InvariantError(f"{num_tokens} tokens committed of {len_tokens} on {len(lease.pages)} pages")
-        if self._ledger.writer[lease.pages[lease.num_shared : last]].any():
-            raise InvariantError("a page that a peer may still write was committed")
 
     def _check_tree_pages(self) -> NDArray[np.int32]:
         """Each page's pins by the tree; no page in two nodes, none missing, stamps and leaves in order."""
