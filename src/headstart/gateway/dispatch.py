@@ -40,8 +40,7 @@ from headstart.core.request import ChoiceRef, FinishReason, Request
 from headstart.gateway.choice import Choice, Queued, Running, Sink, Stopping, Submitted
 from headstart.gateway.flush import FlushDone, Flushes
 from headstart.gateway.limits import DispatchLimits
-from headstart.gateway.policy import DecodePolicy, PrefixAffinity, rank_prefill
-from headstart.gateway.prefix_index import PrefixIndex
+from headstart.gateway.policy import MakePolicy, prefix_affinity, rank_prefill
 from headstart.gateway.registry import Registry, WorkerRecord, WorkerState
 
 Send = Callable[[str, Message], None]
@@ -56,12 +55,17 @@ class Dispatcher:
     """Submissions in, messages out. Drive it with `handle` for every message, then `advance`."""
 
     def __init__(
-        self, clock: Clock, send: Send, rng: Random, limits: DispatchLimits, policy: DecodePolicy | None = None
+        self,
+        clock: Clock,
+        send: Send,
+        rng: Random,
+        limits: DispatchLimits,
+        make_policy: MakePolicy = prefix_affinity,
     ) -> None:
         self._clock = clock
         self._send = send
         self._limits = limits
-        self._policy = policy or PrefixAffinity(self.open_choices, rng, PrefixIndex())
+        self._policy = make_policy(self.open_choices, rng)
         self._choices: dict[str, dict[int, Choice]] = {}  # request id -> choice -> Choice
         self._open: Counter[WorkerRef] = Counter()
         self._launchers: dict[str, tuple[str, ...]] = {}

@@ -71,6 +71,17 @@ class PrefixAffinity:
         self.index.record(namespace, tokens, worker)
 
 
+MakePolicy = Callable[[OpenChoices, Random], DecodePolicy]
+
+
+def prefix_affinity(open_choices: OpenChoices, rng: Random) -> DecodePolicy:
+    return PrefixAffinity(open_choices, rng, PrefixIndex())
+
+
+def least_loaded(open_choices: OpenChoices, rng: Random) -> DecodePolicy:
+    return LeastLoaded(open_choices, rng)
+
+
 def rank_prefill(num_tokens: int, workers: Sequence[WorkerRecord]) -> tuple[str, ...]:
     """Names of the prefill workers that can hold `num_tokens`, the shortest queue first.
 
