@@ -1,0 +1,139 @@
+"""Matching: what is found of a prompt, and that nothing else ever is."""
+
+import pytest
+
+from headstart.core.arrays import EMPTY
+from headstart.core.identity import cache_namespace
+from headstart.kv.cache import PrefixCache
+from kv.world import NAMESPACE, PAGE, admit, clean, joined, prompt, serve
+
+
+def test_behaviour_4_a_prompt_shorter_than_a_page_never_hits() -> None:
+    cache = PrefixCache(10, PAGE)
+    assert [serve(cache, prompt(PAGE - 1)) for _ in range(3)] == [0, 0, 0]
+    assert cache.counts().cached == 0
+    clean(cache)
+
+
+def test_behaviour_5_a_match_is_floored_to_whole_pages() -> None:
+    cache = PrefixCache(30, PAGE)
+    serve(cache, prompt(10 * PAGE + 5))
+    match = cache.match(NAMESPACE, joined(prompt(10 * PAGE + 5), prompt(20, seed=1)))
+    assert (match.num_pages, match.prefix_len) == (10, 10 * PAGE)
+    assert cache.match(NAMESPACE, prompt(10 * PAGE + 5), max_len=4 * PAGE - 1).num_pages == 3
+    assert cache.match(NAMESPACE, prompt(10 * PAGE + 5), max_len=0).num_pages == 0
+
+
+def test_behaviour_6_prompts_that_share_three_pages_and_two_tokens_share_three_pages() -> None:
+    cache = PrefixCache(30, PAGE)
+    common = prompt(3 * PAGE + 2)
+    assert serve(cache, joined(common, prompt(20, seed=1))) == 0
+    assert serve(cache, joined(common, prompt(20, seed=2))) == 3 * PAGE
+    clean(cache)
+
+
+def test_behaviour_7_the_next_turn_hits_prompt_and_output_but_the_last_token() -> None:
+    cache = PrefixCache(60, PAGE)
+    turn = prompt(12 * PAGE + 4 + 4)  # prompt and output: 13 pages exactly
+    serve(cache, turn)
+    assert serve(cache, joined(turn, prompt(30, seed=1))) == (len(turn) - 1) // PAGE * PAGE == 12 * PAGE
+    clean(cache)
+
+
+def test_a_prompt_of_whole_pages_repeated_hits_all_but_its_last_page() -> None:
+    cache = PrefixCache(30, PAGE)
+    assert [serve(cache, prompt(10 * PAGE)) for _ in range(2)] == [0, 9 * PAGE]
+
+
+def test_a_match_changes_nothing_and_not_even_who_is_evicted_next() -> None:
+    cache = PrefixCache(4, PAGE)
+    old, young = prompt(2 * PAGE + 1, seed=1)[: 2 * PAGE], prompt(2 * PAGE, seed=2)
+    for tokens in (old, young):
+        lease = admit(cache, tokens)
+        cache.commit(lease, tokens, len(tokens))
+        cache.release(lease)
+    before = cache.counts()
+    assert cache.match(NAMESPACE, old).num_pages == 2
+    assert cache.counts() == before
+    cache.make_room(2)
+    assert cache.match(NAMESPACE, old).num_pages == 0
+    assert cache.match(NAMESPACE, young).num_pages == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [cache_namespace(adapter="a"), cache_namespace(tenant_salt=b"a"), cache_namespace(adapter="a", tenant_salt=b"b")],
+)
+def test_behaviour_14_and_failure_cases_K3_K4_K8_namespaces_never_cross(other: bytes) -> None:
+    cache = PrefixCache(20, PAGE)
+    serve(cache, prompt(5 * PAGE))
+    assert cache.match(NAMESPACE, prompt(5 * PAGE)).num_pages == 4
+    assert cache.match(other, prompt(5 * PAGE)).num_pages == 0
+
+
+def test_failure_case_K2_a_reloaded_adapter_has_a_namespace_of_its_own() -> None:
+    assert cache_namespace(adapter="poet@1") != cache_namespace(adapter="poet@2")
+    assert cache_namespace(adapter="ab", tenant_salt=b"c") != cache_namespace(adapter="a", tenant_salt=b"bc")
+
+
+def test_failure_case_K1_a_namespace_is_the_same_in_every_process() -> None:
+    """The digest was computed by another process: nothing of one (hash seed, address, version) goes into it."""
+    digest = cache_namespace(adapter="a", tenant_salt=b"b").hex()
+    assert digest == "a94a4df9418a5ec663fda5d28ab1adadee8030ab25dfae1b4518ce419ffad775"
+
+
+def test_failure_case_K6_a_flush_leaves_nothing_to_match_in_any_namespace() -> None:
+    cache = PrefixCache(20, PAGE)
+    serve(cache, prompt(5 * PAGE))
+    other = cache.try_lease(cache.match(b"other", EMPTY), 2)
+    assert other is not None
+    cache.commit(other, prompt(2 * PAGE), 2 * PAGE)
+    cache.release(other)
+    assert cache.flush() == 6
+    assert cache.match(NAMESPACE, prompt(5 * PAGE)).num_pages == cache.match(b"other", prompt(5 * PAGE)).num_pages == 0
+
+
+class SameHash(bytes):
+    """A key that collides with every other."""
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def test_failure_case_K9_a_hash_collision_reuses_nothing() -> None:
+    cache = PrefixCache(40, 1)
+    for seed in range(10):
+        tokens = prompt(3, seed)
+        lease = cache.try_lease(cache.match(SameHash(bytes([seed])), EMPTY), 3)
+        assert lease is not None
+        cache.commit(lease, tokens, 3)
+    for seed in range(10):
+        found = [cache.match(SameHash(bytes([name])), prompt(3, seed)).num_pages for name in range(10)]
+        assert found == [3 if name == seed else 0 for name in range(10)]
+
+
+def test_a_match_whose_pages_were_evicted_is_refused_and_not_shortened() -> None:
+    cache = PrefixCache(8, PAGE)
+    serve(cache, prompt(6 * PAGE + 1))
+    match = cache.match(NAMESPACE, prompt(6 * PAGE))
+    cache.make_room(4)
+    before = cache.counts()
+    assert cache.try_lease(match, 1) is None
+    assert cache.counts() == before
+    shorter = cache.match(NAMESPACE, prompt(6 * PAGE))
+    assert shorter.num_pages == 4
+    assert cache.try_lease(shorter, 1) is not None
+
+
+def test_a_match_leases_the_same_pages_after_splits_and_merges() -> None:
+    cache = PrefixCache(30, PAGE)
+    serve(cache, prompt(6 * PAGE + 1))
+    match = cache.match(NAMESPACE, prompt(6 * PAGE))
+    fork = admit(cache, joined(prompt(2 * PAGE), prompt(2 * PAGE, seed=1)))
+    split = cache.try_lease(match, 1)
+    assert split is not None
+    cache.release(fork)
+    merged = cache.try_lease(match, 1)
+    assert merged is not None
+    assert split.pages[:6].tolist() == merged.pages[:6].tolist()
+    cache.check()

@@ -1,0 +1,99 @@
+"""Writers, readers and broken promises: who keeps a page from being reused."""
+
+import pytest
+
+from headstart.core.errors import InvariantError
+from headstart.kv.cache import PageCounts, PrefixCache
+from kv.world import PAGE, admit, clean, prompt
+
+
+def test_a_page_given_up_under_a_ticket_is_free_only_when_the_ticket_closes() -> None:
+    cache = PrefixCache(4, PAGE)
+    lease = admit(cache, prompt(2 * PAGE))
+    late = lease.pages
+    cache.open_write(late)
+    assert cache.try_replace(lease, 0, 2)
+    assert not set(late.tolist()) & set(lease.pages.tolist())
+    cache.release(lease)
+    assert cache.counts() == PageCounts(inflight=2, private=0, pinned=0, cached=0, free=2)
+    assert cache.num_available() == 2
+    cache.close_write(late[:1])
+    assert cache.counts().free == 3
+    cache.close_write(late[1:])
+    clean(cache)
+
+
+def test_a_page_given_up_while_written_and_read_waits_for_the_last_of_both() -> None:
+    cache = PrefixCache(4, PAGE)
+    lease = admit(cache, prompt(2 * PAGE))
+    pages = lease.pages
+    cache.open_write(pages)
+    cache.hold(pages)
+    cache.hold(pages)
+    cache.release(lease)
+    for let_go in (cache.unhold, cache.close_write):
+        let_go(pages)
+        assert cache.counts().inflight == 2
+        cache.check()
+    cache.unhold(pages)
+    clean(cache)
+
+
+def test_a_cached_page_that_a_step_still_reads_is_not_counted_as_room() -> None:
+    cache = PrefixCache(4, PAGE)
+    tokens = prompt(4 * PAGE)
+    lease = admit(cache, tokens)
+    cache.commit(lease, tokens, len(tokens))
+    held = lease.pages[2:]
+    cache.hold(held)
+    cache.release(lease)
+    assert cache.num_available() == 2
+    assert cache.make_room(3) == 2
+    cache.check()
+    cache.unhold(held)
+    clean(cache)
+
+
+def test_a_page_that_a_peer_may_still_write_is_never_committed() -> None:
+    cache = PrefixCache(8, PAGE)
+    tokens = prompt(3 * PAGE)
+    lease = admit(cache, tokens)
+    cache.open_write(lease.pages[1:2])
+    with pytest.raises(InvariantError, match="may still write"):
+        cache.commit(lease, tokens, 2 * PAGE)
+    assert cache.commit(lease, tokens, PAGE) == 0
+    assert lease.num_shared == 1
+    cache.check()
+
+
+def test_broken_promises_raise_at_once() -> None:
+    cache = PrefixCache(8, PAGE)
+    tokens = prompt(3 * PAGE)
+    lease = admit(cache, tokens)
+    pages = lease.pages
+    cache.open_write(pages[:1])
+    for broken in (
+        lambda: cache.open_write(pages[:1]),  # a second writer
+        lambda: cache.close_write(pages[1:2]),  # a ticket that was never opened, or is closed
+        lambda: cache.unhold(pages[:1]),
+        lambda: cache.try_replace(lease, 2, 2),
+        lambda: cache.commit(lease, tokens, 3 * PAGE + 1),
+    ):
+        with pytest.raises(InvariantError):
+            broken()
+    cache.close_write(pages[:1])
+    cache.release(lease)
+    for broken in (
+        lambda: cache.release(lease),
+        lambda: cache.try_extend(lease, 1),
+        lambda: cache.hold(pages),
+        lambda: cache.open_write(pages),
+    ):
+        with pytest.raises(InvariantError):
+            broken()
+
+
+def test_a_page_table_cannot_be_edited_in_place() -> None:
+    lease = admit(PrefixCache(8, PAGE), prompt(3 * PAGE))
+    with pytest.raises(ValueError, match="read-only"):
+        lease.pages[0] = 7
