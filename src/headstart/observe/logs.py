@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 
-RESERVED = frozenset(vars(logging.makeLogRecord({})))
+RESERVED = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 """Attributes every record has; whatever else a record carries came in as `extra` and is printed."""
 
 

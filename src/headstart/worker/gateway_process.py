@@ -63,7 +63,7 @@ def run_gateway_process(spec: GatewaySpec) -> NoReturn:
     """Be the gateway until it ends, and end the process."""
     die_with_parent(spec.parent_pid)
     set_up_logging("gateway", spec.log.level, spec.log.as_json)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         asyncio.run(_serve(spec))
         status = Exit.DRAINED

@@ -1,0 +1,195 @@
+"""Starts Headstart's real processes and looks at them from outside: HTTP, signals, lock files, exit statuses."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+DEMO = "smollm2-135m-instruct"
+TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+TINY_FLAGS = ("--load-format", "dummy", "--json-model-override-args", json.dumps(TINY))
+"""The demo model's tokenizer over random weights: steps of a few milliseconds."""
+START_S = 120.0
+REPORT_S = 0.2
+"""A heartbeat may carry a load that is this old."""
+Worker = dict[str, Any]
+
+
+def free_ports() -> tuple[int, int]:
+    """Two ports that were free a moment ago."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+    """Poll until `condition` is truthy and return its value; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
+        time.sleep(0.02)
+    return value
+
+
+class Cluster:
+    """`headstart serve` with its own runtime directory and ports."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.directory = directory
+        self.flags = flags
+        self.port, self.control_port = free_ports()
+        self.environment = {**os.environ, "HEADSTART_RUNTIME": str(directory)}
+        self.log_path = directory / "serve.log"
+        self.joined: list[subprocess.Popen[bytes]] = []
+        self.process = self._spawn(
+            "serve", "--port", str(self.port), "--control-port", str(self.control_port), *flags, log=self.log_path
+        )
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120.0)
+        self.openai = openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0)
+
+    def _spawn(self, command: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "headstart.cli", command, *arguments]
+        with log.open("wb") as file:
+            return subprocess.Popen(argv, env=self.environment, stdout=file, stderr=subprocess.STDOUT)
+
+    def wait_until_ready(self) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, f"serve ended early:\n{self.log}"
+            return "ready in" in self.log
+
+        try:
+            until(ready, "readiness", START_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log}") from error
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    # ---- what can be seen --------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return dict(self.http.get("/cluster").raise_for_status().json())
+
+    def workers(self, role: str) -> list[Worker]:
+        return [worker for worker in self.state()["workers"] if worker["role"] == role]
+
+    def alive(self, role: str) -> list[Worker]:
+        return [worker for worker in self.workers(role) if worker["state"] == "alive"]
+
+    def worker(self, name: str) -> Worker:
+        return next(worker for worker in self.state()["workers"] if worker["name"] == name)
+
+    def counter(self, name: str, counter: str) -> float:
+        return float(self.worker(name)["load"]["counters"].get(counter, 0))
+
+    @property
+    def page_size(self) -> int:
+        return int(self.workers("decode")[0]["kv"]["page_size"])
+
+    @property
+    def page_bytes(self) -> int:
+        kv = self.workers("decode")[0]["kv"]
+        dtype_bytes = 4 if kv["kv_dtype"] == "float32" else 2
+        return int(kv["num_layers"] * 2 * kv["num_kv_heads"] * kv["page_size"] * kv["head_dim"] * dtype_bytes)
+
+    def settled(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """The cluster's state once every living worker has reported a load from after this call."""
+        began = time.monotonic()
+
+        def fresh() -> dict[str, Any] | None:
+            state = self.state()
+            elapsed = time.monotonic() - began
+            living = [worker for worker in state["workers"] if worker["state"] != "ended"]
+            return state if all(elapsed - worker["silent_s"] > REPORT_S for worker in living) else None
+
+        return dict(until(fresh, "a fresh report of every worker", timeout_s))
+
+    def wait_until_free(self, timeout_s: float = 10.0) -> None:
+        """No request anywhere, and every page is cached or free."""
+        held = ("num_running", "num_waiting", "inflight_pages", "private_pages", "pinned_pages")
+
+        def free() -> bool:
+            state = self.settled(timeout_s)
+            loads = [worker["load"] for worker in state["workers"] if worker["state"] == "alive"]
+            return state["unfinished"] == 0 and not any(load[field] for load in loads for field in held)
+
+        until(free, "giving everything back", timeout_s)
+
+    def total(self, name: str, counter: str) -> float:
+        """A worker's counter, as of now."""
+        self.settled()
+        return self.counter(name, counter)
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def complete(self, prompt: list[int] | str, max_tokens: int, **fields: Any) -> dict[str, Any]:
+        """One greedy completion that ignores EOS, with its token ids."""
+        body = {
+            "model": DEMO,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **fields,
+        }
+        response = self.http.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        return dict(response.json())
+
+    # ---- doing things to processes -----------------------------------------------------------------------------------
+
+    def pid(self, name: str) -> int:
+        (lock,) = self.directory.glob(f"headstart/*/{name}.lock")
+        return int(lock.read_text())
+
+    def kill(self, name: str) -> int:
+        """kill -9; returns the incarnation that is gone."""
+        incarnation = int(self.worker(name)["incarnation"])
+        os.kill(self.pid(name), signal.SIGKILL)
+        return incarnation
+
+    def join(self, role: str, name: str, *flags: str) -> subprocess.Popen[bytes]:
+        """A worker started by hand."""
+        process = self._spawn(
+            role,
+            "--join",
+            f"127.0.0.1:{self.control_port}",
+            "--name",
+            name,
+            "--threads",
+            "1",
+            *flags,
+            log=self.directory / f"{name}.log",
+        )
+        self.joined.append(process)
+        return process
+
+    def stop(self) -> int:
+        """Stop everything as Ctrl-C does; returns the launcher's exit status."""
+        for process in self.joined:
+            process.terminate()
+        self.process.send_signal(signal.SIGINT)
+        for process in self.joined:
+            process.wait(timeout=60)
+        status = self.process.wait(timeout=60)
+        self.http.close()
+        return status

@@ -1,0 +1,42 @@
+"""Clusters that tests share. All integration tests run in one process, so that clusters do not crowd two cores."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import TINY_FLAGS, Cluster
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("clusters"))
+
+
+def running(tmp_path_factory: pytest.TempPathFactory, name: str, *flags: str) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp(name), *flags)
+    try:
+        cluster.wait_until_ready()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The demo model with default settings: short deltas are computed by the decode worker."""
+    yield from running(tmp_path_factory, "demo")
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Random weights; every delta, however short, comes from the prefill worker."""
+    yield from running(tmp_path_factory, "remote", *TINY_FLAGS, "--local-prefill-tokens", "0")
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two prefill and two decode workers over random weights."""
+    flags = (*TINY_FLAGS, "--local-prefill-tokens", "0", "--prefill", "2", "--decode", "2")
+    yield from running(tmp_path_factory, "pairs", *flags)

@@ -1,0 +1,168 @@
+"""Real processes die, clients leave, workers come and go: every request ends well and every page comes back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import pytest
+from cluster import DEMO, TINY_FLAGS, Cluster, until
+
+TIE = 1e-3
+"""Natural-log difference below which the order of two tokens may depend on how rows were batched."""
+
+
+@pytest.fixture(scope="module")
+def cluster(remote: Cluster) -> Cluster:
+    return remote
+
+
+def prompts(count: int, length: int, seed: int) -> list[list[int]]:
+    rng = Random(seed)
+    return [[rng.randrange(100, 40_000) for _ in range(length)] for _ in range(count)]
+
+
+def same_greedy(ours: dict, reference: dict) -> bool:
+    """Equal tokens, up to the first place where the two best are closer than TIE."""
+    mine, theirs = ours["choices"][0], reference["choices"][0]
+    for index, (one, other) in enumerate(zip(mine["token_ids"], theirs["token_ids"], strict=True)):
+        if one != other:
+            best = sorted(theirs["logprobs"]["top_logprobs"][index].values(), reverse=True)
+            return best[0] - best[1] < TIE
+    return True
+
+
+def test_killing_the_prefill_worker_under_load_loses_no_request_and_its_successor_is_used(cluster: Cluster) -> None:
+    asked = prompts(8, 300, seed=20)
+    before = cluster.worker("prefill-0")["incarnation"]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        running = [pool.submit(cluster.complete, prompt, 24) for prompt in asked]
+        until(lambda: cluster.worker("prefill-0")["load"]["num_running"] > 0, "prefill under load")
+        cluster.kill("prefill-0")
+        answers = [future.result(timeout=120) for future in running]
+    cluster.wait_until_free(timeout_s=30)
+    until(lambda: cluster.alive("prefill") and cluster.worker("prefill-0")["incarnation"] > before, "a restart", 60)
+    references = [cluster.complete(prompt, 24, logprobs=2) for prompt in asked]
+    assert all(same_greedy(answer, reference) for answer, reference in zip(answers, references, strict=True))
+    fresh = prompts(1, 200, seed=21)[0]
+    assert until(
+        lambda: (
+            cluster.complete([*fresh, *prompts(1, 3, seed=id(fresh))[0]], 2)["usage"]["headstart"]["bytes_moved"]
+            or fresh.reverse()
+        ),
+        "use of the restarted worker",
+    )
+
+
+def test_a_client_that_leaves_mid_stream_gives_its_pages_back(cluster: Cluster) -> None:
+    body = {"model": DEMO, "prompt": prompts(1, 50, seed=30)[0], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with cluster.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        assert cluster.worker("decode-0")["open_choices"] == 1
+    cluster.wait_until_free(timeout_s=5)
+
+
+def test_a_client_that_leaves_during_prefill_frees_both_sides(cluster: Cluster) -> None:
+    body = {"model": DEMO, "prompt": prompts(1, 7000, seed=31)[0], "max_tokens": 4, "stream": True}
+    request = subprocess.Popen(
+        [
+            "curl",
+            "-sN",
+            f"http://127.0.0.1:{cluster.port}/v1/completions",
+            "-H",
+            "Content-Type: application/json",
+            "-d",
+            "@-",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    assert request.stdin is not None
+    request.stdin.write(json.dumps(body).encode())
+    request.stdin.close()
+    until(lambda: cluster.worker("prefill-0")["load"]["num_running"] > 0, "prefill")
+    request.kill()
+    request.wait()
+    cluster.wait_until_free(timeout_s=5)
+
+
+def test_workers_started_by_hand_join_and_leave(cluster: Cluster) -> None:
+    flags = (*TINY_FLAGS, "--local-prefill-tokens", "0")
+    extra = [cluster.join("prefill", "prefill-hand", *flags), cluster.join("decode", "decode-hand", *flags)]
+    until(lambda: len(cluster.alive("prefill")) == 2 and len(cluster.alive("decode")) == 2, "joining", 90)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda prompt: cluster.complete(prompt, 16), prompts(8, 80, seed=40)))
+    assert all(len(answer["choices"][0]["token_ids"]) == 16 for answer in answers)
+    until(lambda: cluster.counter("decode-hand", "output_tokens") > 0, "work on the decode worker that joined")
+    for process in extra:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    until(lambda: len(cluster.alive("prefill")) == 1 and len(cluster.alive("decode")) == 1, "leaving")
+    assert len(cluster.complete(prompts(1, 80, seed=41)[0], 4)["choices"][0]["token_ids"]) == 4
+
+
+def test_a_name_that_runs_already_is_refused(cluster: Cluster) -> None:
+    process = cluster.join("prefill", "prefill-0", *TINY_FLAGS)
+    assert process.wait(timeout=60) == 4
+    cluster.joined.remove(process)
+
+
+def test_a_taken_port_is_one_clear_line_before_anything_starts(cluster: Cluster) -> None:
+    refused = subprocess.run(
+        [sys.executable, "-m", "headstart.cli", "serve", "--port", str(cluster.port)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines() == [
+        f"headstart: port {cluster.port} on 127.0.0.1 is taken by another process; choose another with --port"
+    ]
+
+
+def test_two_prefill_and_two_decode_workers_share_the_work(pairs: Cluster) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda prompt: pairs.complete(prompt, 16), prompts(16, 120, seed=50)))
+    assert all(answer["usage"]["headstart"]["bytes_moved"] > 0 for answer in answers)
+    pairs.wait_until_free()
+    for name in ("decode-0", "decode-1"):
+        assert pairs.counter(name, "output_tokens") > 0
+    for name in ("prefill-0", "prefill-1"):
+        assert pairs.counter(name, "calls") > 0
+
+
+@pytest.mark.full
+def test_killing_a_decode_worker_mid_stream_goes_on_with_the_same_tokens_on_another(pairs: Cluster) -> None:
+    prompt = prompts(1, 100, seed=60)[0]
+    reference = pairs.complete(prompt, 200, logprobs=2)
+    body = {"model": DEMO, "prompt": prompt, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    ids: list[int] = []
+    with pairs.http.stream(
+        "POST", "/v1/completions", json={**body, "stream": True, "return_token_ids": True}
+    ) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            ids += json.loads(line.removeprefix("data: "))["choices"][0].get("token_ids") or []
+            if len(ids) == 20:
+                owner = next(worker for worker in pairs.workers("decode") if worker["open_choices"])
+                pairs.kill(owner["name"])
+    answer = {"choices": [{"token_ids": ids}]}
+    assert len(ids) == 200
+    assert same_greedy(answer, reference)
+    until(lambda: len(pairs.alive("decode")) == 2, "a restart", 90)
+
+
+@pytest.mark.full
+def test_sigterm_lets_a_running_stream_finish(pairs: Cluster) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(pairs.complete, prompt, 300) for prompt in prompts(2, 60, seed=70)]
+        owner = until(
+            lambda: [worker for worker in pairs.workers("decode") if worker["load"]["num_running"]], "a running request"
+        )[0]["name"]
+        os.kill(pairs.pid(owner), signal.SIGTERM)
+        assert all(len(future.result(timeout=60)["choices"][0]["token_ids"]) == 300 for future in running)
