@@ -9,12 +9,13 @@ attention plan reads it once.
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import Struct
+
 from headstart.core.arrays import Int32Array
 from headstart.core.request import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
+class SampleSpec(Struct, frozen=True, eq=False):
     """How to draw a token from a row's last position."""
 
     params: SamplingParams
@@ -26,8 +27,7 @@ class SampleSpec:
     num_top_logprobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True, eq=False):
     """`tokens` [num_new] of one sequence at positions [start, start + num_new)."""
 
     row_id: int  # chosen by the scheduler; comes back in Sampled
@@ -48,8 +48,7 @@ class Batch:
         return sum(len(row.tokens) for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(Struct, frozen=True, eq=False):
     row_id: int
     token_id: int
     logprob: float | None = None  # natural log; only where logprobs were asked for

@@ -8,13 +8,13 @@ _SPARE = 256
 
 
 class Sequence:
-    """The client's prompt, then every output accepted so far.
+    """The client's prompt, of one token at least, then every output accepted so far.
 
     Invariant: `num_computed < len(sequence)`. The last token never has KV when nothing is launched: it is the input of
     the next decode row.
     """
 
-    __slots__ = ("_buffer", "_len", "_view", "num_computed", "prompt_len")
+    __slots__ = ("_buffer", "_len", "_view", "last_token", "num_computed", "prompt_len")
 
     def __init__(self, prompt: Int32Array, outputs: Int32Array) -> None:
         self.prompt_len = len(prompt)
@@ -24,6 +24,7 @@ class Sequence:
         self._buffer[: len(prompt)] = prompt
         self._buffer[len(prompt) : self._len] = outputs
         self._view = _read_only(self._buffer)
+        self.last_token = int(self._buffer[self._len - 1])
 
     def __len__(self) -> int:
         return self._len
@@ -54,6 +55,7 @@ class Sequence:
             self._view = _read_only(grown)
         self._buffer[self._len] = token_id
         self._len += 1
+        self.last_token = token_id
 
 
 def _read_only(buffer: Int32Array) -> Int32Array:

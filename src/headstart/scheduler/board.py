@@ -16,6 +16,8 @@ from headstart.scheduler.followers import Claim, Claims
 from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.steps import Launched
 
+OUTPUT_PAGES = 8
+
 
 class Board:
     """`stirred` says that something changed which may let a waiting choice in."""
@@ -116,7 +118,8 @@ class Board:
 
     def run(self, entry: Ready) -> None:
         del self.ready[entry.choice.ref]
-        running = Running(entry.choice, entry.lease, entry.hit_pages, entry.chunked)
+        prompt_pages = len(entry.choice.sequence) // self.page_size
+        running = Running(entry.choice, entry.lease, entry.hit_pages, entry.chunked, prompt_pages)
         self.entries[entry.choice.ref] = running
         self.running[entry.choice.ref] = running
 
@@ -173,6 +176,13 @@ class Board:
             return
         self.counters["pages_remapped"] += self.cache.commit(lease, sequence.tokens, sequence.num_computed)
         self.unpark(self.claims.progress(choice.ref, lease.num_shared))
+
+    def commit_computed(self, entry: Running) -> None:
+        """After a step. Outputs enter the tree some pages at a time, and all of them when the entry leaves."""
+        num_shared = entry.lease.num_shared
+        num_new = entry.choice.sequence.num_computed // self.page_size - num_shared
+        if num_new >= OUTPUT_PAGES or (num_new and num_shared < entry.prompt_pages):
+            self.commit(entry)
 
     def step_over(self) -> Launched | None:
         """The launched step has ended: it touches no page any more."""

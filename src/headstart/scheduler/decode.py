@@ -278,26 +278,33 @@ class DecodeScheduler:
     def _apply(self, part: Part, sampled: Sampled | None) -> None:
         """Token and KV of one row, together."""
         entry, choice = part.entry, part.entry.choice
+        sequence, record = choice.sequence, choice.record
         if part.samples and (sampled is None or sampled.error is not None):
             reason = "no token came back" if sampled is None else sampled.error
             self._end(choice, ErrorCode.INTERNAL, f"sampling failed: {reason}")
             return
-        choice.sequence.num_computed += part.num_new
-        if "first_token" not in choice.record.marks:
-            choice.record.num_computed += part.num_new - part.samples
-        self._counters["local_prefill_tokens"] += part.num_new - part.samples
+        sequence.num_computed += part.num_new
+        if part.num_new > 1 or not part.samples:
+            self._note_prefill(choice, part.num_new - part.samples)
         if sampled is None or not part.samples:
-            self._board.commit(entry)
+            self._board.commit_computed(entry)
             return
-        choice.sequence.append(sampled.token_id)
-        choice.record.mark("first_token", self._clock.now())
+        sequence.append(sampled.token_id)
+        if "first_token" not in record.marks:
+            record.mark("first_token", self._clock.now())
         self._desk.say(choice, sampled)
-        stop = find_stop(choice.request, choice.sequence)
+        stop = find_stop(choice.request, sequence)
         if stop is None:
-            self._board.commit(entry)
+            self._board.commit_computed(entry)
             return
         self._board.leave(entry)
         self._desk.finish(choice, stop)
+
+    def _note_prefill(self, choice: Choice, num_tokens: int) -> None:
+        """Tokens before the last one were computed here."""
+        self._counters["local_prefill_tokens"] += num_tokens
+        if "first_token" not in choice.record.marks:
+            choice.record.num_computed += num_tokens
 
     def _end(self, choice: Choice, code: ErrorCode, message: str) -> None:
         """End an unfinished choice in whatever state it is."""

@@ -96,6 +96,7 @@ class Running:
     lease: PageLease
     hit_pages: int
     chunked: bool
+    prompt_pages: int  # whole pages of what it was admitted with: matchable as soon as they are computed
 
 
 Holder = Preparing | Ready | Running

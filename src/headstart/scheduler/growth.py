@@ -30,7 +30,7 @@ class Growth:
         for part in parts:
             lacks = self._lacks(part)
             if not self._runs(part.entry):
-                continue
+                continue  # it gave way to an older one
             if not lacks or self._grow(part.entry, lacks, num_sitting):
                 kept.append(part)
             elif self._runs(part.entry):
@@ -65,7 +65,8 @@ class Growth:
     def _lacks(self, part: Part) -> int:
         entry = part.entry
         stop = entry.choice.sequence.num_computed + part.num_new
-        return max(0, pages_for(stop, self._board.page_size) - len(entry.lease.pages))
+        size, num_pages = self._board.page_size, len(entry.lease.pages)
+        return pages_for(stop, size) - num_pages if stop > num_pages * size else 0
 
     def _runs(self, entry: Running) -> bool:
         return self._board.running.get(entry.choice.ref) is entry

@@ -13,15 +13,12 @@ class Stop(NamedTuple):
 
 def find_stop(request: Request, sequence: Sequence) -> Stop | None:
     """Whether the outputs so far complete the choice. A stop id counts from output `min_new_tokens` on."""
-    num_outputs = sequence.num_outputs
+    num_outputs, stop = sequence.num_outputs, request.stop
     if num_outputs == 0:
         return None
-    last = int(sequence.span(len(sequence) - 1, len(sequence))[0])
-    if num_outputs > request.stop.min_new_tokens and last in request.stop.stop_token_ids:
-        return Stop(FinishReason.STOP, last)
-    if num_outputs >= request.stop.max_new_tokens:
-        return Stop(FinishReason.LENGTH)
-    return None
+    if num_outputs > stop.min_new_tokens and sequence.last_token in stop.stop_token_ids:
+        return Stop(FinishReason.STOP, sequence.last_token)
+    return Stop(FinishReason.LENGTH) if num_outputs >= stop.max_new_tokens else None
 
 
 def banned_ids(request: Request, sequence: Sequence) -> tuple[int, ...]:

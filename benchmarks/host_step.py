@@ -1,0 +1,107 @@
+"""Host time of one decode step: advance + schedule + update of the decode scheduler, with an executor that costs nothing.
+
+    python benchmarks/host_step.py [--running 128] [--prompt 2048] [--page-size 16] [--steps 400]
+
+Every request has its own tail on one of 8 shared prefixes; outputs fill pages as they would in service. Prints the
+distribution of the three calls' sum over the steps, garbage collection included, as one line of JSON.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections import Counter
+
+import numpy as np
+
+from headstart.core.arrays import int32_array
+from headstart.core.batch import Batch, BatchOutput, Sampled
+from headstart.core.clock import MonotonicClock
+from headstart.core.identity import PROTOCOL_VERSION, KVSpec, cache_namespace
+from headstart.core.messages import Message, Submit, WorkerRef
+from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.decode import DecodePorts, DecodeScheduler
+from headstart.scheduler.limits import DecodeLimits
+
+NUM_PREFIXES = 8
+
+
+def build(args: argparse.Namespace) -> DecodeScheduler:
+    pages_each = -(-(args.prompt + args.steps + 64) // args.page_size)
+    limits = DecodeLimits(args.running, 4 * args.running, 1 << 20, 1 << 20, 1 << 20, 128, gateway_silence_s=1e9)
+    cache = PrefixCache(args.running * pages_each, args.page_size)
+    spec = KVSpec(PROTOCOL_VERSION, "none", args.page_size, "bfloat16", 1, 1, 1, "none")
+    ports = DecodePorts(b"", 1, MonotonicClock(), lambda to, message: sent.update([type(message).__name__]))
+    return DecodeScheduler(WorkerRef("decode-0", 1), spec, limits, cache, ports)
+
+
+sent: Counter[str] = Counter()
+
+
+def submit(scheduler: DecodeScheduler, args: argparse.Namespace) -> None:
+    rng = np.random.default_rng(0)
+    num_shared = args.prompt * 7 // 8
+    prefixes = rng.integers(0, 50_000, (NUM_PREFIXES, num_shared))
+    stop = StopCriteria(args.steps + 32)
+    for number in range(args.running):
+        tail = rng.integers(0, 50_000, args.prompt - num_shared)
+        prompt = int32_array(np.concatenate((prefixes[number % NUM_PREFIXES], tail)))
+        request = Request(ChoiceRef(str(number)), prompt, SamplingParams(), stop, cache_namespace(), 3600.0)
+        message: Message = Submit(request)
+        scheduler.handle("gateway", message)
+
+
+def answer(batch: Batch) -> BatchOutput:
+    rows = [row for row in batch.rows if row.sample is not None]
+    return BatchOutput(batch.step_id, tuple(Sampled(row.row_id, (row.start * 7919 + 1) % 50_000) for row in rows))
+
+
+def one_step(scheduler: DecodeScheduler) -> tuple[int, dict[str, float]]:
+    """Rows of the step and seconds of each call."""
+    t0 = time.perf_counter()
+    scheduler.advance()
+    t1 = time.perf_counter()
+    batch = scheduler.schedule()
+    t2 = time.perf_counter()
+    assert batch is not None
+    output = answer(batch)
+    t3 = time.perf_counter()
+    scheduler.update(output)
+    t4 = time.perf_counter()
+    return len(batch.rows), {"advance": t1 - t0, "schedule": t2 - t1, "update": t4 - t3}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--running", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=2048)
+    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=400)
+    args = parser.parse_args()
+    scheduler = build(args)
+    submit(scheduler, args)
+    while scheduler.load().counters.get("output_tokens", 0) < args.running:
+        one_step(scheduler)
+    parts = [one_step(scheduler)[1] for _ in range(args.steps)]
+    scheduler.check()
+    sums = sorted(1e3 * sum(part.values()) for part in parts)
+    result = {
+        "running": args.running,
+        "prompt": args.prompt,
+        "page_size": args.page_size,
+        "steps": args.steps,
+        "load_average": os.getloadavg()[0],
+        "ms_p10": round(sums[len(sums) // 10], 3),
+        "ms_median": round(statistics.median(sums), 3),
+        "ms_mean": round(statistics.fmean(sums), 3),
+        "ms_p99": round(sums[int(0.99 * len(sums))], 3),
+        **{f"ms_mean_{name}": round(1e3 * statistics.fmean(p[name] for p in parts), 3) for name in parts[0]},
+        "messages": dict(sent),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
