@@ -61,6 +61,7 @@ class Script:
     reject: ErrorCode | None = None
     fail_after: int | None = None  # tokens, then Failed
     hold_after: int | None = None  # tokens, then nothing until cancelled
+    pace_s: float = 0.0  # between tokens; 0: as fast as the loop turns
 
 
 def saying(text: str, **kwargs) -> Script:
@@ -158,7 +159,7 @@ class ScriptedWorld:
             logprobs = (-0.5,)
             top = (tuple((token_ids[index] + i, -0.5 - i) for i in range(request.num_top_logprobs)),)
         self._say(Tokens((TokenDelta(request.ref, index, (token_ids[index],), logprobs, top),)))
-        asyncio.get_running_loop().call_soon(self._step, request, script, token_ids, index + 1)
+        asyncio.get_running_loop().call_later(script.pace_s, self._step, request, script, token_ids, index + 1)
 
 
 def chat_body(content: str = "Hi", **kwargs) -> dict:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from contextlib import asynccontextmanager, suppress
 
 import httpx
@@ -16,13 +17,18 @@ from .scripted import Script, ScriptedWorld, chat_body, run, saying
 @asynccontextmanager
 async def serving(world):
     """The app on a free port, yielding that port."""
-    config = uvicorn.Config(world.app, port=0, log_config=None, access_log=False, lifespan="off")
+    listener = socket.socket()
+    listener.setsockopt(
+        socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384
+    )  # inherited: what a client leaves unread shows soon
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(world.app, log_config=None, access_log=False, lifespan="off")
     server = uvicorn.Server(config)
     async with world.client():
-        task = asyncio.create_task(server.serve())
+        task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.01)
-        yield server.servers[0].sockets[0].getsockname()[1]
+        yield listener.getsockname()[1]
         server.should_exit = server.force_exit = True
         await task
 
@@ -104,22 +110,23 @@ def test_a_client_that_hangs_up_cancels_its_request_before_and_after_the_first_t
 def test_a_client_that_stops_reading_is_cancelled_and_one_that_reads_is_not():
     async def go():
         world = ScriptedWorld(limits=HttpLimits(max_buffered_events=64))
-        world.script = Script(byte_level().encode("a") * 400, ends_with_eos=False)
-        wanted = chat_body(stream=True, n=8, logprobs=True, top_logprobs=20, max_tokens=400)
+        world.script = Script(byte_level().encode("a") * 400, ends_with_eos=False, pace_s=0.001)
+        wanted = chat_body(stream=True, logprobs=True, top_logprobs=20, max_tokens=400)
         async with serving(world) as port:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
                 reply = await http.post("/v1/chat/completions", json=wanted)
             assert reply.text.endswith("data: [DONE]\n\n")
             assert not world.cancelled
             body = json.dumps(wanted).encode()
-            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-            writer.transport.pause_reading()
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+            client.connect(("127.0.0.1", port))
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
-            await until(lambda: len(world.requests) == 16)
+            client.sendall(head.encode() + body)
+            await until(lambda: len(world.requests) == 2)
             await until(lambda: world.dispatcher.num_unfinished == 0)
             assert world.cancelled
-            writer.close()
+            client.close()
             await until(lambda: not world.state.jobs.jobs)
 
     run(go())

@@ -32,7 +32,11 @@ def byte_level() -> TextTokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
-    config = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": CHATML}
+    config = {
+        "bos_token": "<|im_start|>",
+        "eos_token": {"__type": "AddedToken", "content": "<|im_end|>"},
+        "chat_template": CHATML,
+    }
     return TextTokenizer(backend, config)
 
 

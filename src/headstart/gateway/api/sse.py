@@ -43,8 +43,8 @@ class EventStream(Response):
         except OSError:
             pass  # the connection broke while we were writing
         finally:
+            self._on_close()  # first: we may be cancelled ourselves
             await _cancelled(sending, leaving)
-            self._on_close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
