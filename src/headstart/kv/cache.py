@@ -13,12 +13,13 @@ Invariant: a page's leases are the live leases that list it; a node's pins are t
 through it. Every call that may fail for want of pages changes nothing when it does.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.core.arrays import Int32Array
+from headstart.core.arrays import EMPTY, Int32Array
 from headstart.core.errors import InvariantError
 from headstart.kv.eviction import LruOrder, evict
 from headstart.kv.ledger import CACHED, PageCounts, PageLedger
@@ -239,21 +240,22 @@ class PrefixCache:
         return pins
 
     def _check_leases(self, pins: NDArray[np.int32]) -> None:
-        leases = np.zeros(self.num_pages, dtype=np.int32)
-        shares = np.where(pins < 0, -1, 0).astype(np.int32)
         for lease in self._leases:
-            np.add.at(leases, lease.pages, 1)
-            np.add.at(shares, lease.pages[: lease.num_shared], 1)
             path: list[Int32Array] = []
             node = lease._end
             while node is not None:
                 path.append(node.pages)
                 node = node.parent
-            held = np.concatenate(path[::-1]) if path else lease.pages[:0]
-            if not np.array_equal(held, lease.pages[: lease.num_shared]):
+            if _table(EMPTY, *path[::-1]).tobytes() != lease.pages[: lease.num_shared].tobytes():
                 raise InvariantError("a lease's shared pages are not the path it pins")
-        if not np.array_equal(leases, self._ledger.leases) or not np.array_equal(shares, pins):
+        leases = self._num_listed(lease.pages for lease in self._leases)
+        shares = self._num_listed(lease.pages[: lease.num_shared] for lease in self._leases)
+        if not np.array_equal(leases, self._ledger.leases) or not np.array_equal(shares, np.maximum(pins, 0)):
             raise InvariantError("leases or pins are not those of the live leases")
+
+    def _num_listed(self, tables: Iterable[Int32Array]) -> NDArray[np.intp]:
+        """How many of `tables` list each page."""
+        return np.bincount(_table(EMPTY, *tables), minlength=self.num_pages)
 
 
 def _as_bytes(tokens: Int32Array) -> bytes:
