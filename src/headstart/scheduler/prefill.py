@@ -21,6 +21,8 @@ from headstart.core.layout import pages_for
 from headstart.core.messages import (
     CancelTicket,
     Drain,
+    Flush,
+    Flushed,
     Hello,
     KillRequest,
     Message,
@@ -85,6 +87,8 @@ class PrefillScheduler:
                 self._on_cancel(sender, message)
             case WorkerExited():
                 self._on_exited(message.worker)
+            case Flush():
+                self._on_flush(sender, message)
             case Drain():
                 self._is_draining = True
             case _:
@@ -141,6 +145,12 @@ class PrefillScheduler:
     def _refuse(self, sender: str, message: Prefill, code: ErrorCode, reason: str) -> None:
         self._peers.ended(sender).add(message.ref)
         self._ports.send(sender, PrefillFailed(message.ref, code, reason))
+
+    def _on_flush(self, sender: str, message: Flush) -> None:
+        if self._runs or self._waiting:
+            self._ports.send(sender, Flushed(message.flush_id, ok=False))
+        else:
+            self._ports.send(sender, Flushed(message.flush_id, ok=True, num_pages=self._cache.flush()))
 
     def _on_cancel(self, sender: str, message: CancelTicket) -> None:
         closed = TicketClosed(message.ref)
@@ -354,3 +364,12 @@ class PrefillScheduler:
             free_pages=counts.free,
             counters={**self._counters, **gauges},
         )
+
+    def check(self) -> None:
+        """Raise InvariantError unless every open write belongs to an open run that leases and holds its pages."""
+        self._cache.check()
+        self._writes.check(self._runs.values())
+        if self._runs.keys() & {call.key for call in self._waiting}:
+            raise InvariantError("a call waits and runs")
+        if any(run.ending is not None and not run.handles for run in self._runs.values()):
+            raise InvariantError("a run has ended, has no open write, and was not answered")

@@ -1,8 +1,10 @@
 """Open writes of a prefill worker: what was posted, the source pages each may still read, and which are overdue."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headstart.core.arrays import Int32Array
+from headstart.core.errors import InvariantError
 from headstart.core.messages import ChunkNotice, WorkerRef, encode_notice
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.prefill_calls import Run
@@ -61,3 +63,9 @@ class OpenWrites:
             if write.run.call.deadline <= now:
                 late.setdefault(write.run.call.peer, []).append(write)
         return late
+
+    def check(self, runs: Iterable[Run]) -> None:
+        """Raise InvariantError unless open writes and the handles of open runs are the same."""
+        handles = {handle: run for run in runs for handle in run.handles}
+        if {handle: write.run for handle, write in self._writes.items()} != handles:
+            raise InvariantError("an open write has no open run, or a run an unknown write")

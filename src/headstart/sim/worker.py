@@ -11,7 +11,8 @@ from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
 from headstart.core.messages import Heartbeat, Join, Message, WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.contract import Scheduler
+from headstart.scheduler.decode import DecodeScheduler
+from headstart.scheduler.prefill import PrefillScheduler
 from headstart.sim.executor import FakeExecutor
 from headstart.transfer.contract import Transport
 from headstart.worker.loop import POLL_S, LoopParts, Vitals, WorkerLoop
@@ -43,7 +44,7 @@ class Mailbox:
 class Organs:
     """What a worker is built from."""
 
-    scheduler: Scheduler
+    scheduler: PrefillScheduler | DecodeScheduler
     cache: PrefixCache
     transport: Transport
     executor: FakeExecutor
@@ -56,6 +57,7 @@ class SimWorker:
         self.mailbox = Mailbox()
         self.is_stalled = False
         self.wake_at = clock.now()
+        self._is_unchecked = True
         self._clock = clock
         self._send = send
         self._vitals = Vitals(clock.now())
@@ -79,6 +81,7 @@ class SimWorker:
 
     def run_pass(self) -> None:
         """One pass of the loop; sets when the next is due if nothing arrives before."""
+        self._is_unchecked = True
         now = self._clock.now()
         wakeup = self._loop.run_pass()
         finish_at = self.organs.executor.finish_at
@@ -86,8 +89,13 @@ class SimWorker:
         self.wake_at = max(min(times), now + POLL_S / 10) if times else float("inf")
 
     def check(self, under_write: set[int]) -> None:
-        """The ledger is right, and whatever an open write may still touch is kept for its writer."""
-        self.organs.cache.check()
+        """The ledger is right, and whatever an open write may still touch is kept for its writer.
+
+        Only a pass changes the ledger, so it is not proven twice between two passes.
+        """
+        if self._is_unchecked:
+            self.organs.scheduler.check()
+            self._is_unchecked = False
         unguarded = under_write - set(self.organs.cache.open_writes().tolist())
         if unguarded:
             raise InvariantError(f"{self.ref}: pages {sorted(unguarded)} are under a peer's write and not kept for it")
