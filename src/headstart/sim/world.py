@@ -150,17 +150,21 @@ class World:
         for worker in self.workers.values():
             worker.check(self.links.pages_under_write(str(worker.ref)))
 
+    def is_quiet(self) -> bool:
+        """Nothing is unfinished and nothing is under way between workers."""
+        if not all(handle.is_done for handle in self.handles) or self.links.num_open_writes():
+            return False
+        loads = [worker.organs.scheduler.load() for worker in self.workers.values()]
+        return not any(load.num_running or load.num_waiting or load.inflight_pages for load in loads)
+
     def check_idle(self) -> None:
         """Every request has its one end, and every worker holds nothing but its cache."""
         self.check()
-        assert all(handle.is_done for handle in self.handles), "a request has no end"
         for worker in self.workers.values():
             counts = worker.organs.cache.counts()
             if counts.inflight or counts.private or counts.pinned:
                 raise InvariantError(f"{worker.ref} is idle and holds {counts}")
-            load = worker.organs.scheduler.load()
-            if load.num_running or load.num_waiting or load.inflight_pages:
-                raise InvariantError(f"{worker.ref} is idle and reports {load}")
+        assert self.is_quiet(), "a request or a write is still open"
 
     def load(self, name: str) -> dict[str, float]:
         """A worker's counters."""
