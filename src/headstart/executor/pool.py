@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headstart.core.errors import WorkerError
 from headstart.core.layout import PoolRegion
 
 
@@ -34,8 +35,12 @@ class KVPool:
 
     @classmethod
     def allocate(cls, shape: PoolShape, dtype: torch.dtype, device: str) -> "KVPool":
-        """Reserve the pool; the system hands out its memory as pages are first written."""
-        return cls(shape, torch.empty(shape.sizes, dtype=dtype, device=device))
+        """Reserve the pool; the system hands out its memory as pages are first written. Raises WorkerError."""
+        try:
+            return cls(shape, torch.empty(shape.sizes, dtype=dtype, device=device))
+        except RuntimeError as error:
+            size = shape.num_pages * shape.page_bytes(dtype)
+            raise WorkerError(f"no memory for a KV pool of {shape.num_pages} pages, {size} bytes") from error
 
     @property
     def region(self) -> PoolRegion:

@@ -72,6 +72,7 @@ class TorchExecutor:
 
     def __init__(self, runner: StepRunner, num_threads: int, on_done: Callable[[], None] | None = None) -> None:
         self.pool = runner.pool
+        self.model = runner.model
         self._runner = runner
         self._num_threads = num_threads
         self._on_done = on_done or (lambda: None)

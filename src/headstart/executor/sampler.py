@@ -30,7 +30,9 @@ class SampleTask:
 
 def uniform(seed: int, choice: int, output_index: int) -> float:
     """The number in [0, 1) that draws output `output_index` of choice `choice`. Philox 4x64, Salmon et al. 2011."""
-    generator = np.random.Philox(key=[seed, _STREAM], counter=[output_index, choice, 0, 0])
+    generator = np.random.Philox(
+        key=np.array([seed, _STREAM], np.uint64), counter=np.array([output_index, choice, 0, 0], np.uint64)
+    )
     return float(np.random.Generator(generator).random())
 
 

@@ -1,6 +1,7 @@
 """Load a causal language model of the model library with our attention in it."""
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -40,7 +41,7 @@ def load_config(source: WeightSource) -> PreTrainedConfig:
     content = read_model_config(source.folder, parse_overrides(source.overrides))
     try:
         config = AutoConfig.for_model(**content)
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, StrictDataclassError) as error:
         raise WorkerError(f"{source.folder / 'config.json'} is not usable: {error}") from error
     _refuse_unbuilt(config)
     return config
