@@ -23,19 +23,19 @@ def running(tmp_path_factory: pytest.TempPathFactory, name: str, *flags: str) ->
         cluster.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The demo model with default settings: short deltas are computed by the decode worker."""
     yield from running(tmp_path_factory, "demo")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Random weights; every delta, however short, comes from the prefill worker."""
     yield from running(tmp_path_factory, "remote", *TINY_FLAGS, "--local-prefill-tokens", "0")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two prefill and two decode workers over random weights."""
     flags = (*TINY_FLAGS, "--local-prefill-tokens", "0", "--prefill", "2", "--decode", "2")
