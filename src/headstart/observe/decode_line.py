@@ -13,8 +13,9 @@ log = logging.getLogger("headstart.worker")
 class LoadLine:
     """Logs differences between two loads, and nothing while nothing happens."""
 
-    def __init__(self, role: str, page_bytes: int) -> None:
+    def __init__(self, role: str, page_size: int, page_bytes: int) -> None:
         self._role = role
+        self._page_size = page_size
         self._page_bytes = page_bytes
         self._logged_at: float | None = None
         self._counters: Mapping[str, float] = {}
@@ -50,10 +51,9 @@ class LoadLine:
             fields["tokens_per_s"] = round(gained["output_tokens"] / elapsed, 1)
         if "tokens_computed" in gained:
             fields["prefill_tokens_per_s"] = round(gained["tokens_computed"] / elapsed, 1)
-        for name in ("pages_moved", "pages_posted", "pages_saved"):
-            if gained.get(name):
-                fields[name.replace("pages", "mb")] = round(gained[name] * self._page_bytes / 1e6, 3)
-        for name in ("bytes_moved", "bytes_saved"):
-            if gained.get(name):
-                fields[name.replace("bytes", "mb")] = round(gained[name] / 1e6, 3)
+        moved = gained.get("pages_moved", 0) + gained.get("pages_posted", 0)
+        if moved:
+            fields["mb_moved"] = round(moved * self._page_bytes / 1e6, 3)
+        if hit:
+            fields["mb_saved"] = round(hit / self._page_size * self._page_bytes / 1e6, 3)
         return fields

@@ -32,7 +32,7 @@ from headstart.core.messages import WorkerRef
 from headstart.executor.build import ExecutorConfig, choose_dtype, make_executor, make_kv_spec
 from headstart.executor.runner import TorchExecutor
 from headstart.kv.cache import PrefixCache
-from headstart.model.info import parse_overrides, read_model_info
+from headstart.model.info import ModelInfo, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, resolve_model, weight_files
 from headstart.scheduler.contract import Scheduler, Send
 from headstart.scheduler.decode import DecodePorts, DecodeScheduler
@@ -149,11 +149,10 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
     settings, model = spec.settings, spec.settings.model
     overrides = "" if model.json_model_override_args.strip() == "{}" else model.json_model_override_args
     info = read_model_info(folder, parse_overrides(overrides))
-    dtype = choose_dtype(model.dtype, device)
-    kv_bytes = info.num_layers * 2 * info.num_kv_heads * info.head_dim * DTYPE_BYTES[dtype]
+    dtype, token_bytes = dtype_and_token_bytes(model.dtype, device, info)
     weights = sum(path.stat().st_size for path in weight_files(folder)) * spec.num_sharing
     facts = DeviceFacts(device, max(0, _free_bytes(device) - weights), spec.num_sharing)
-    pool = resolve_pool(settings, facts, ModelFacts(info.context_len, kv_bytes))
+    pool = resolve_pool(settings, facts, ModelFacts(info.context_len, token_bytes))
     config = ExecutorConfig(
         weights=WeightSource(folder, load_format=model.load_format, overrides=overrides),
         page_size=resolve_page_size(settings.cache, device),
@@ -163,6 +162,12 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
         num_threads=spec.num_threads or torch.get_num_threads(),
     )
     return config, pool
+
+
+def dtype_and_token_bytes(wanted: str, device: str, info: ModelInfo) -> tuple[str, int]:
+    """The type a model computes in on `device`, and the bytes of one token's KV in it."""
+    dtype = choose_dtype(wanted, device)
+    return dtype, info.num_layers * 2 * info.num_kv_heads * info.head_dim * DTYPE_BYTES[dtype]
 
 
 def _device(settings: WorkerSettings) -> str:

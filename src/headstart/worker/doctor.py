@@ -75,11 +75,9 @@ def _free_bytes() -> int:
 
 
 def _choices(settings: WorkerSettings, info: ModelInfo, device: DeviceFacts) -> list[tuple[str, str]]:
-    from headstart.executor.build import choose_dtype
+    from headstart.worker.build import dtype_and_token_bytes
 
-    dtype = choose_dtype(settings.model.dtype, device.device)
-    dtype_bytes = 4 if dtype == "float32" else 2
-    token_bytes = info.num_layers * 2 * info.num_kv_heads * info.head_dim * dtype_bytes
+    dtype, token_bytes = dtype_and_token_bytes(settings.model.dtype, device.device, info)
     pool = resolve_pool(settings, device, ModelFacts(info.context_len, token_bytes))
     step = resolve_step(settings.step, settings.cache.num_reserved_decode_tokens, pool, device.device, 0.0)
     chunk = settings.step.chunked_prefill_size

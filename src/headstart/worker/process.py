@@ -141,7 +141,7 @@ def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_b
     heartbeat = HeartbeatThread(
         join.worker, parts.vitals, parts.clock, lines.beats.send, _end_wedged, step.watchdog_timeout
     )
-    reporter = _Reporter(lines.messenger, join, LoadLine(spec.role, page_bytes), parts.clock)
+    reporter = _Reporter(lines.messenger, join, LoadLine(spec.role, join.kv_spec.page_size, page_bytes), parts.clock)
     lines.messenger.join(join)
     heartbeat.start()
     asked = _drain_on_signal(lines.waker)
