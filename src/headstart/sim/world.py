@@ -55,17 +55,11 @@ class World:
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        prompt: Iterable[int],
-        max_new_tokens: int = 4,
-        *,
-        deadline_s: float = 60.0,
-        namespace: bytes = b"",
-        request: Request | None = None,
-    ) -> Handle:
-        """Ask the gateway for one choice. `request` replaces everything but the prompt and its id when given."""
-        request = request or Request(
+    def request(
+        self, prompt: Iterable[int], max_new_tokens: int = 4, *, deadline_s: float = 60.0, namespace: bytes = b""
+    ) -> Request:
+        """A greedy request under a fresh id; for others, replace its fields."""
+        return Request(
             ref=ChoiceRef(f"r{next(self._ids)}"),
             prompt=int32_array(prompt),
             sampling=GREEDY,
@@ -73,6 +67,9 @@ class World:
             namespace=namespace,
             remaining_s=deadline_s,
         )
+
+    def submit(self, request: Request) -> Handle:
+        """Hand a request to the gateway."""
         handle = Handle(request, self.clock, self.clock.now())
         self.handles.append(handle)
         self.gateway.submit(request, handle)

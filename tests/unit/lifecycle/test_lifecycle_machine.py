@@ -87,7 +87,8 @@ class Lifecycle(RuleBasedStateMachine):
         size, stem = divmod(code, 6)
         prompt = STEMS[stem % 3][: cut + 1] + [tail] * tail
         deadline_s = 0.3 if stem == 5 else 30.0
-        self.world.submit(prompt, size + 1, deadline_s=deadline_s, namespace=NAMESPACES[tail % 3])
+        namespace = NAMESPACES[tail % 3]
+        self.world.submit(self.world.request(prompt, size + 1, deadline_s=deadline_s, namespace=namespace))
         self.world.check()
 
     @rule()
