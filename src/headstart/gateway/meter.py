@@ -1,4 +1,9 @@
-"""Counts one job's events into the metrics. Nothing here can fail a request."""
+"""Counts events into the metrics. Nothing here can fail a request."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from headstart.core.clock import Clock
 from headstart.gateway.stream import End, Event, Failure, Piece
@@ -34,3 +39,16 @@ class Meter:
         if piece.choice in self._last:
             self._metrics.between_tokens_s.observe(now - self._last[piece.choice])
         self._last[piece.choice] = now
+
+
+class DispatchCollector(Collector):
+    """The dispatcher's own totals, read when scraped: hand-overs, gaps, late and foreign messages, refusals."""
+
+    def __init__(self, counters: Mapping[str, int]) -> None:
+        self._counters = counters
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily("headstart_dispatch_events", "What the dispatcher saw", labels=["event"])
+        for event, total in sorted(self._counters.items()):
+            family.add_metric([event], total)
+        yield family

@@ -475,6 +475,7 @@ def test_the_cluster_and_the_metrics_tell_of_every_worker():
         assert worker["load"]["free_pages"] == 9
         assert cluster["counters"]["finished"] == 1
         assert 'headstart_requests_total{endpoint="chat",outcome="stop"} 1.0' in metrics
+        assert 'headstart_dispatch_events_total{event="finished"} 1.0' in metrics
         assert 'headstart_worker_pages{role="decode",state="free",worker="decode-0"} 9.0' in metrics
 
     run(go())

@@ -16,6 +16,7 @@ from headstart.gateway.api.body import TooLarge, read_json
 from headstart.gateway.api.errors import INTERNAL_MESSAGE, ApiError, error_response, from_request_error
 from headstart.gateway.api.generate import prepare_chat, prepare_completion
 from headstart.gateway.api.run import run
+from headstart.gateway.meter import DispatchCollector
 from headstart.gateway.state import GatewayState
 
 log = logging.getLogger("headstart.gateway")
@@ -25,6 +26,7 @@ Handler = Callable[[Request, Tenant], Awaitable[Response]]
 def create_app(state: GatewayState) -> FastAPI:
     """An ASGI application over `state`; whoever runs it also drives the dispatcher."""
     app = FastAPI(title="Headstart", openapi_url=None)
+    state.telemetry.registry.register(DispatchCollector(state.dispatcher.counters))
     _add_error_handlers(app)
     _add_generation(app, state)
     _add_operation(app, state)

@@ -1,6 +1,5 @@
 """Reads a request's fields by name: each check knows the field and says what it wants instead."""
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -51,7 +50,7 @@ class Fields:
         value = self.raw(field)
         if value is None:
             return default
-        fits = _is_number(value) and math.isfinite(value) and least <= value <= most and not (above and value == least)
+        fits = _is_number(value) and least <= value <= most and not (above and value == least)  # also no NaN
         if not fits:
             raise self.error(
                 field, f"a number {'above' if above else 'from'} {least:g} {'up ' if above else ''}to {most:g}"
