@@ -197,10 +197,11 @@ class Board:
     def check(self) -> None:
         """Raise InvariantError unless every lease, ticket and place in line has exactly one owner."""
         self.cache.check()
+        in_line = set(map(id, self.line))
         for ref, entry in self.entries.items():
-            if entry.choice.ref != ref or not self._is_placed(entry):
+            if entry.choice.ref != ref or not self._is_placed(entry, in_line):
                 raise InvariantError(f"{ref} is not where its {type(entry).__name__} entry says")
-        placed = self.num_holders + len(self.line) + len(self.claims.followers())
+        placed = self.num_holders + self.num_waiting
         if placed != len(self.entries):
             raise InvariantError(f"{placed} places for {len(self.entries)} unfinished choices")
         leases = [entry.lease for entry in self.holders()]
@@ -228,11 +229,11 @@ class Board:
         if not len(opened) <= inflight <= len(opened) + len(held):
             raise InvariantError(f"{inflight} pages inflight; {len(opened)} under tickets, {len(held)} under a step")
 
-    def _is_placed(self, entry: Entry) -> bool:
+    def _is_placed(self, entry: Entry, in_line: set[int]) -> bool:
         ref = entry.choice.ref
         match entry:
             case Waiting():
-                return (ref in self.claims.followers()) != (entry in list(self.line))
+                return self.claims.follows(ref) != (id(entry) in in_line)
             case Preparing():
                 return self.preparing.get(entry.call.ref) is entry
             case Ready():

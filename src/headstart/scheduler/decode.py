@@ -37,7 +37,7 @@ from headstart.core.request import ChoiceRef
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.admit import Admission
 from headstart.scheduler.board import Board
-from headstart.scheduler.calls import CallTable
+from headstart.scheduler.calls import Call, CallTable
 from headstart.scheduler.contract import Send
 from headstart.scheduler.desk import Desk
 from headstart.scheduler.entries import Choice
@@ -95,6 +95,10 @@ class DecodeScheduler:
     @property
     def _is_idle(self) -> bool:
         return not len(self._desk) and not self._calls.num_open_pages()
+
+    def open_calls(self) -> list[Call]:
+        """Calls whose writers may still write."""
+        return [call for call in self._calls if not call.is_complete]
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 

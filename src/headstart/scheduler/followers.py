@@ -103,8 +103,8 @@ class Claims:
     def leaders(self) -> set[ChoiceRef]:
         return set(self._by_leader)
 
-    def followers(self) -> set[ChoiceRef]:
-        return set(self._following)
+    def follows(self, ref: ChoiceRef) -> bool:
+        return ref in self._following
 
     def _release(self, claim: Claim, refs: list[ChoiceRef]) -> list[ChoiceRef]:
         for ref in refs:

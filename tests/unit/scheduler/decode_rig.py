@@ -5,6 +5,7 @@ of everything before its end, written into a real pool by steps and by the prefi
 exactly its own prefix on its pages. The ledger is checked after every call.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -82,13 +83,27 @@ class HandClock:
         return self._rig.now
 
 
+class Watched:
+    """A cache whose calls are counted by name."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self.num_calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._cache, name)
+        if callable(found):
+            self.num_calls[name] += 1
+        return found
+
+
 class Rig:
     """`limits` fields may be given by name."""
 
     def __init__(self, num_pages: int = 64, page_size: int = 4, **limits: float) -> None:
         self.now = 0.0
         self.page_size = page_size
-        self.cache = PrefixCache(num_pages, page_size)
+        self.cache = Watched(PrefixCache(num_pages, page_size))
         self.pool = np.zeros((num_pages, page_size), dtype=np.int64)
         self.mail: list[tuple[str, Message]] = []
         spec = KVSpec(PROTOCOL_VERSION, "model", page_size, "uint8", 1, 1, 1, "none")
@@ -143,6 +158,13 @@ class Rig:
                 return
         raise AssertionError("still running")
 
+    def step_until(self, happened: Callable[[], object], max_steps: int = 300) -> None:
+        for _ in range(max_steps):
+            if happened():
+                return
+            self.step()
+        raise AssertionError("it does not happen")
+
     def check(self) -> None:
         self.scheduler.check()
 
@@ -173,9 +195,9 @@ class Rig:
     # ---- the gateway -------------------------------------------------------------------------------------------------
 
     def submit(self, request_id: str, prompt: list[int] | range, max_new: int = 1, **fields: object) -> ChoiceRef:
-        """`fields` are Request's, StopCriteria's by their own names, and `ranking`."""
+        """`fields` are those of Request, StopCriteria and ChoiceRef by their names, `ranking` and `sender`."""
         ref = ChoiceRef(request_id, int(fields.pop("choice", 0)), int(fields.pop("attempt", 0)))  # type: ignore[call-overload]
-        ranking = fields.pop("ranking", ())
+        ranking, sender = fields.pop("ranking", ()), str(fields.pop("sender", GATEWAY))
         stop = StopCriteria(
             max_new,
             fields.pop("min_new_tokens", 0),
@@ -184,7 +206,7 @@ class Rig:
         fields.setdefault("remaining_s", 1000.0)
         fields.setdefault("namespace", NAMESPACE)
         request = Request(ref, int32_array(prompt), SamplingParams(), stop, **fields)  # type: ignore[arg-type]
-        self.tell(Submit(request, ranking))  # type: ignore[arg-type]
+        self.tell(Submit(request, ranking), sender)  # type: ignore[arg-type]
         return ref
 
     def cancel(self, ref: ChoiceRef, reason: ErrorCode = ErrorCode.CANCELLED) -> None:
@@ -275,6 +297,21 @@ class Rig:
         """All of it: the pages arrive and the writer is done."""
         self.notice(call, worker=worker)
         self.done(call, worker=worker)
+
+    def serve_open(self) -> bool:
+        """Every call that still waits for its data; False if there is none."""
+        waiting = [call for call in self.calls() if call.ref in {entry.ref for entry in self.scheduler.open_calls()}]
+        for call in waiting:
+            self.serve(call, P1 if call in self.calls(P1) else P0)
+        return bool(waiting)
+
+    def run_served(self, max_rounds: int = 100) -> None:
+        """To the end, with prefill workers that answer at once."""
+        for _ in range(max_rounds):
+            self.run()
+            if not self.serve_open():
+                return
+        raise AssertionError("still fetching")
 
     # ---- pages -------------------------------------------------------------------------------------------------------
 
