@@ -38,17 +38,14 @@ from headstart.core.messages import (
 )
 from headstart.core.request import ChoiceRef, FinishReason, Request
 from headstart.gateway.choice import Choice, Queued, Running, Sink, Stopping, Submitted
+from headstart.gateway.cluster import DECODE, PREFILL, Cluster
 from headstart.gateway.flush import FlushDone, Flushes
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import MakePolicy, prefix_affinity, rank_prefill
-from headstart.gateway.registry import Registry, WorkerRecord, WorkerState
+from headstart.gateway.registry import WorkerRecord
 
 Send = Callable[[str, Message], None]
 """(recipient, message); never blocks, never raises for a peer that is gone."""
-
-LAUNCHER = "launcher"
-DECODE = "decode"
-PREFILL = "prefill"
 
 
 class Dispatcher:
@@ -68,13 +65,13 @@ class Dispatcher:
         self._policy = make_policy(self.open_choices, rng)
         self._choices: dict[str, dict[int, Choice]] = {}  # request id -> choice -> Choice
         self._open: Counter[WorkerRef] = Counter()
-        self._launchers: dict[str, tuple[str, ...]] = {}
         self._told: OrderedDict[ChoiceRef, float] = OrderedDict()  # stale attempts told to stop, and when
         self._next_sweep = float("-inf")
         self._next_deadline = float("inf")
-        self.registry = Registry(limits)
         self.flushes = Flushes(send, limits.resubmit_after_s)
         self.counters: Counter[str] = Counter()
+        self._cluster = Cluster(send, limits, self.counters)
+        self.registry = self._cluster.registry
 
     # ---- the client's side -------------------------------------------------------------------------------------------
 
@@ -153,12 +150,10 @@ class Dispatcher:
                     self._on_tokens(sender, delta)
             case Accepted() | Rejected() | Finished() | Failed():
                 self._on_word(sender, message)
-            case Join() | Heartbeat() | Leave():
-                self._on_sign_of_life(sender, message)
-            case WorkerExited() | LauncherHello():
-                self._on_launcher(sender, message)
-            case KillRequest():
-                self._on_kill_request(sender, message)
+            case Heartbeat():
+                self._cluster.handle(sender, message, self._clock.now())
+            case Join() | Leave() | WorkerExited() | LauncherHello() | KillRequest():
+                self._on_cluster(sender, message)
             case Flushed():
                 self.flushes.answered(sender, message)
             case _:
@@ -251,47 +246,11 @@ class Dispatcher:
         choice.num_setbacks -= 1  # a full queue is nothing that counts against the request
         self._requeue(choice, self._clock.now())
 
-    def _on_sign_of_life(self, sender: str, message: Join | Heartbeat | Leave) -> None:
-        now, ref = self._clock.now(), message.worker
-        if sender not in (str(ref), f"hb:{ref}"):
-            self.counters["foreign_messages"] += 1
-            return
-        match message:
-            case Join():
-                replaced = self.registry.join(message, now)
-                if replaced is not None:
-                    self._lose(replaced, now, died=True)
-            case Heartbeat():
-                if not self.registry.heartbeat(message, now):
-                    self.counters["unknown_heartbeats"] += 1
-                return
-            case Leave():
-                if self.registry.end(ref):
-                    self._lose(ref, now, died=False)
+    def _on_cluster(self, sender: str, message: Join | Leave | WorkerExited | LauncherHello | KillRequest) -> None:
+        now = self._clock.now()
+        for worker, died in self._cluster.handle(sender, message, now):
+            self._lose(worker, now, died=died)
         self._sweep(now)
-
-    def _on_launcher(self, sender: str, message: WorkerExited | LauncherHello) -> None:
-        if isinstance(message, LauncherHello):
-            self._launchers[sender] = message.workers
-            return
-        if sender != LAUNCHER and sender not in self._launchers:
-            self.counters["foreign_messages"] += 1
-            return
-        for record in self.registry.all():
-            if record.ref != message.worker and record.state is not WorkerState.ENDED:
-                self._send(str(record.ref), message)
-        if self.registry.end(message.worker):
-            self._lose(message.worker, self._clock.now(), died=True)
-        self._sweep(self._clock.now())
-
-    def _on_kill_request(self, sender: str, message: KillRequest) -> None:
-        if sender not in map(str, (record.ref for record in self.registry.of_role(DECODE))):
-            self.counters["foreign_messages"] += 1
-            return
-        name = message.worker.name
-        owner = next((launcher for launcher, names in self._launchers.items() if name in names), LAUNCHER)
-        self.counters["kill_requests"] += 1
-        self._send(owner, message)
 
     def _tell_stale(self, sender: str, ref: ChoiceRef) -> None:
         """Repeat to a worker that it no longer has this attempt, at most once in a while."""
@@ -307,13 +266,8 @@ class Dispatcher:
     # ---- time --------------------------------------------------------------------------------------------------------
 
     def _sweep(self, now: float) -> None:
-        for record in self.registry.judge(now):
-            if not record.may_return:
-                self._lose(record.ref, now, died=True)
-        membership = self.registry.membership()
-        for record in self.registry.of_role(DECODE):
-            if record.may_return:
-                self._send(str(record.ref), membership)
+        for worker, died in self._cluster.judge(now):
+            self._lose(worker, now, died=died)
         self._next_sweep = now + self._limits.beat_s
         self._expire(now)
         for choice in self._still_open(self.iter_choices()):

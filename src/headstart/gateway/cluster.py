@@ -1,0 +1,95 @@
+"""Workers and launchers as the gateway hears of them: who speaks for whom, what is passed on, who is lost.
+
+Nothing here knows of requests. Every call returns the workers that were lost by it; the dispatcher moves their work.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headstart.core.messages import (
+    Heartbeat,
+    Join,
+    KillRequest,
+    LauncherHello,
+    Leave,
+    Message,
+    WorkerExited,
+    WorkerRef,
+)
+from headstart.gateway.limits import DispatchLimits
+from headstart.gateway.registry import Registry, WorkerState
+
+LAUNCHER = "launcher"
+DECODE = "decode"
+PREFILL = "prefill"
+
+Word = Join | Heartbeat | Leave | WorkerExited | LauncherHello | KillRequest
+
+
+class Loss(NamedTuple):
+    """Nothing more will come of `worker`. `died`: without having said that it would go."""
+
+    worker: WorkerRef
+    died: bool
+
+
+class Cluster:
+    def __init__(self, send: Callable[[str, Message], None], limits: DispatchLimits, counters: Counter[str]) -> None:
+        self._send = send
+        self._counters = counters
+        self._launchers: dict[str, tuple[str, ...]] = {}
+        self.registry = Registry(limits)
+
+    def handle(self, sender: str, message: Word, now: float) -> list[Loss]:
+        """A worker speaks for itself alone, and only launchers tell of exits; others are counted and ignored."""
+        if not self._may_say(sender, message):
+            self._counters["foreign_messages"] += 1
+            return []
+        match message:
+            case Join():
+                replaced = self.registry.join(message, now)
+                return [] if replaced is None else [Loss(replaced, died=True)]
+            case Heartbeat():
+                self._counters["unknown_heartbeats"] += not self.registry.heartbeat(message, now)
+            case Leave(worker):
+                return [Loss(worker, died=False)] if self.registry.end(worker) else []
+            case WorkerExited(worker):
+                self._pass_on(message)
+                return [Loss(worker, died=True)] if self.registry.end(worker) else []
+            case LauncherHello(workers):
+                self._launchers[sender] = workers
+            case KillRequest():
+                self._ask_launcher(message)
+        return []
+
+    def judge(self, now: float) -> list[Loss]:
+        """Find the workers that have been silent for too long, and tell decode workers how things stand."""
+        lost = [Loss(record.ref, died=True) for record in self.registry.judge(now) if not record.may_return]
+        membership = self.registry.membership()
+        for record in self.registry.of_role(DECODE):
+            if record.may_return:
+                self._send(str(record.ref), membership)
+        return lost
+
+    def _may_say(self, sender: str, message: Word) -> bool:
+        match message:
+            case Join(worker) | Heartbeat(worker) | Leave(worker):
+                return sender in (str(worker), f"hb:{worker}")
+            case WorkerExited():
+                return sender == LAUNCHER or sender in self._launchers
+            case KillRequest():
+                return any(sender == str(record.ref) for record in self.registry.of_role(DECODE))
+        return True
+
+    def _pass_on(self, message: WorkerExited) -> None:
+        for record in self.registry.all():
+            if record.ref != message.worker and record.state is not WorkerState.ENDED:
+                self._send(str(record.ref), message)
+
+    def _ask_launcher(self, message: KillRequest) -> None:
+        """Forward to the launcher that started the worker."""
+        name = message.worker.name
+        owner = next((launcher for launcher, names in self._launchers.items() if name in names), LAUNCHER)
+        self._counters["kill_requests"] += 1
+        self._send(owner, message)
