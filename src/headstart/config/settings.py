@@ -157,8 +157,9 @@ class GatewaySettings:
     """Port that workers join at. auto: the one after --port."""
     api_key: str = ""
     """Bearer token that clients must send. Empty: none."""
-    load_balance_method: Literal["least_loaded"] = "least_loaded"
-    """How the gateway picks workers."""
+    load_balance_method: Literal["cache_aware", "least_loaded"] = "cache_aware"
+    """How the gateway picks decode workers. cache_aware: the one that probably holds the prompt's prefix, unless its
+    queue is long. least_loaded: the one with the fewest requests."""
     request_timeout: float = 600.0
     """Seconds a request may take where the client sets no deadline."""
 

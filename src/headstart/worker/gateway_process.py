@@ -33,6 +33,7 @@ from headstart.gateway.api.auth import KeyRing
 from headstart.gateway.dispatch import Dispatcher
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.model import ModelBounds, ServedModel, load_served_model
+from headstart.gateway.policy import least_loaded, prefix_affinity
 from headstart.gateway.state import GatewayState, HttpLimits, OpenJobs, Telemetry
 from headstart.gateway.token_memory import TokenMemory
 from headstart.model.info import parse_overrides, read_model_info
@@ -50,6 +51,8 @@ from headstart.worker.spec import GatewaySpec, read_spec
 TICK_S = 0.02
 """Longest the dispatcher is left alone while nothing comes in: bounds how late a deadline is noticed."""
 DRAIN_POLL_S = 0.05
+
+POLICIES = {"cache_aware": prefix_affinity, "least_loaded": least_loaded}
 
 log = logging.getLogger("headstart.gateway")
 
@@ -161,7 +164,7 @@ def build_state(spec: GatewaySpec, line: ControlLine) -> GatewayState:
     clock = MonotonicClock()
     rng = SystemRandom()
     model = _model(spec)
-    dispatcher = Dispatcher(clock, line.send, rng, DispatchLimits())
+    dispatcher = Dispatcher(clock, line.send, rng, DispatchLimits(), POLICIES[settings.load_balance_method])
     registry = CollectorRegistry()
     registry.register(WorkerCollector(lambda: _samples(dispatcher)))
     return GatewayState(
