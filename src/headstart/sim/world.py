@@ -148,11 +148,14 @@ class World:
             worker.check(self.links.pages_under_write(str(worker.ref)))
 
     def is_quiet(self) -> bool:
-        """Nothing is unfinished and nothing is under way between workers."""
-        if not all(handle.is_done for handle in self.handles) or self.links.num_open_writes():
-            return False
+        """Every request has ended and nothing is under way between workers."""
+        return all(handle.is_done for handle in self.handles) and self.is_free()
+
+    def is_free(self) -> bool:
+        """No worker has anything unfinished, and no write is open."""
         loads = [worker.organs.scheduler.load() for worker in self.workers.values()]
-        return not any(load.num_running or load.num_waiting or load.inflight_pages for load in loads)
+        busy = any(load.num_running or load.num_waiting or load.inflight_pages for load in loads)
+        return not busy and not self.links.num_open_writes()
 
     def check_idle(self) -> None:
         """Every request has its one end, and every worker holds nothing but its cache."""
