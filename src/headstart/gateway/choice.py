@@ -74,7 +74,7 @@ class Choice:
     place: Place
     attempt: int = -1  # of the latest hand-over; -1 before the first
     tokens: list[int] = field(default_factory=list)  # accepted outputs, over all attempts
-    num_deaths: int = 0  # workers that died while they had it
+    died: set[WorkerRef] = field(default_factory=set)  # workers that died while they had it
     num_setbacks: int = 0  # hand-overs that came to nothing, refusals for want of room apart
     refusals: dict[WorkerRef, ErrorCode] = field(default_factory=dict)  # since it last ran
 

@@ -311,7 +311,8 @@ class Dispatcher:
             if isinstance(choice.place, Stopping):
                 self._finish(choice, choice.finished(FinishReason.STOP))
                 continue
-            choice.num_deaths += died
+            if died:
+                choice.died.add(worker)
             self._requeue(choice, now)
 
     # ---- moving a choice ---------------------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ class Dispatcher:
         choice.num_setbacks += 1
         if (completion := choice.completion()) is not None:
             self._finish(choice, completion)
-        elif choice.num_deaths >= 2:
+        elif len(choice.died) >= 2:
             self._fail(choice, ErrorCode.WORKER_LOST, "two workers died while they served this request")
         elif choice.num_setbacks >= self._limits.max_setbacks:
             self._fail(choice, ErrorCode.UNAVAILABLE, f"no worker completed this in {choice.attempt + 1} attempts")
@@ -363,6 +364,7 @@ class Dispatcher:
 
     def _hand_over(self, choice: Choice, record: WorkerRecord, now: float) -> None:
         choice.attempt += 1
+        choice.died.discard(record.ref)  # it was only silent
         self.counters["resubmitted"] += choice.attempt > 0
         self._set_place(choice, Submitted(record.ref, now))
         request = choice.at_attempt(now)

@@ -507,3 +507,19 @@ def test_a_sink_may_end_its_siblings_from_within_its_own_end():
     assert sum(sink.failed[0].code is ErrorCode.DEADLINE for sink in sinks) == 1
     assert sum(sink.failed[0].code is ErrorCode.CANCELLED for sink in sinks) == 2
     world.check()
+
+
+def test_a_worker_that_was_only_silent_is_not_held_against_the_request():
+    world = World()
+    worker = world.join("decode-0")
+    sink = world.submit(remaining_s=300.0)
+    for attempt in range(4):
+        _, submit = world.submitted()
+        assert submit.request.ref.attempt == attempt
+        world.accept(worker, submit.request.ref)
+        world.beating.clear()
+        world.run(4.0)
+        assert not sink.is_over
+        world.beat(worker)
+        world.beating.add(worker)
+        world.run(0.6)
