@@ -1,0 +1,107 @@
+"""The world itself: one seed is one history, sockets keep their order, processes live and die as the launcher says."""
+
+import random
+
+from headstart.core.messages import Cancel, Message, WorkerRef
+from headstart.core.request import ChoiceRef
+from headstart.sim.clock import Agenda, VirtualClock
+from headstart.sim.network import FINE, ControlNetwork, MessageFate
+from headstart.sim.spec import Timing, WorldSpec
+from headstart.sim.world import World
+
+
+def history(seed: int) -> tuple[list[tuple[float | None, float | None]], int, float]:
+    world = World(WorldSpec(num_decode=2, timing=Timing(restart_s=0.1)), seed)
+    world.run_for(0.1)
+    for first in range(12):
+        world.submit(world.request([first, *range(30)], 6))
+        world.run_for(0.01)
+    world.kill("prefill-0")
+    world.finish()
+    return [(h.first_token_at, h.ended_at) for h in world.handles], world.control.num_sent, world.clock.now()
+
+
+def test_one_seed_is_one_history_and_another_is_another() -> None:
+    assert history(1) == history(1)
+    assert history(1) != history(2)
+
+
+class Post:
+    """Two names on a network."""
+
+    def __init__(self) -> None:
+        self.clock, self.agenda = VirtualClock(), Agenda()
+        self.network = ControlNetwork(random.Random(0), self.clock, self.agenda, (0.0, 1.0))
+        self.received: list[str] = []
+        self.network.attach("b", lambda sender, message: self.received.append(_name(message)))
+
+    def send(self, name: str) -> None:
+        self.network.send("a", "b", Cancel(ChoiceRef(name)))
+
+    def arrive(self) -> list[str]:
+        self.clock.advance_to(100.0)
+        self.agenda.run_due(100.0)
+        return self.received
+
+
+def _name(message: Message) -> str:
+    assert isinstance(message, Cancel)
+    return message.ref.request_id
+
+
+def test_messages_of_a_pair_keep_their_order() -> None:
+    post = Post()
+    names = [str(i) for i in range(50)]
+    for name in names:
+        post.send(name)
+    assert post.arrive() == names
+
+
+def test_messages_are_lost_doubled_and_overtaken_on_request() -> None:
+    post = Post()
+    fates = {"lost": MessageFate(0), "doubled": MessageFate(2), "late": MessageFate(1, 5.0)}
+    post.network.judge = lambda sender, recipient, message: fates.get(_name(message), FINE)
+    for name in ("lost", "late", "doubled", "plain"):
+        post.send(name)
+    received = post.arrive()
+    assert sorted(received) == ["doubled", "doubled", "late", "plain"]
+    assert received[-1] == "late"
+
+
+def test_a_message_to_nobody_is_dropped() -> None:
+    post = Post()
+    post.network.detach("b")
+    post.send("x")
+    assert post.arrive() == []
+
+
+def test_a_killed_worker_comes_back_as_its_next_incarnation_and_only_after_its_exit_was_reported() -> None:
+    world = World(WorldSpec(timing=Timing(exit_report_s=0.05, restart_s=0.1)))
+    world.run_for(0.1)
+    assert world.workers["decode-0"].ref == WorkerRef("decode-0", 1)
+    world.kill("decode-0")
+    world.run_for(0.14)
+    assert "decode-0" not in world.workers
+    world.run_for(0.02)
+    assert world.workers["decode-0"].ref == WorkerRef("decode-0", 2)
+
+
+def test_a_stalled_worker_does_nothing_and_goes_on_where_it_was() -> None:
+    world = World()
+    world.run_for(0.1)
+    handle = world.submit(world.request(range(40), 8))
+    world.run_for(0.05)
+    world.stall("decode-0")
+    world.run_for(0.5)
+    assert handle.tokens == []
+    world.resume("decode-0")
+    world.finish()
+    assert handle.finished is not None
+    world.run_until(world.is_free)
+    world.check_idle()
+
+
+def test_time_stands_where_it_was_asked_to() -> None:
+    world = World()
+    world.run_for(1.25)
+    assert world.clock.now() == 1.25
