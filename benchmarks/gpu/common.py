@@ -8,8 +8,11 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,7 +118,7 @@ def time_calls(calls: list[Callable[[], object]], repeats: int = 30, warmups: in
 
 
 def in_graph(call: Callable[[], object]) -> Callable[[], object]:
-    """`call` captured once; on a CPU the call itself."""
+    """`call` captured once; on a CPU the call itself. Keeps alive what the call holds: the graph reads its memory."""
     if not torch.cuda.is_available():
         return call
     call()
@@ -123,7 +126,11 @@ def in_graph(call: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return graph.replay
+
+    def replay(graph: torch.cuda.CUDAGraph = graph, holds: Callable[[], object] = call) -> None:
+        graph.replay()
+
+    return replay
 
 
 @dataclass(frozen=True)
@@ -241,6 +248,31 @@ class Scene:
         out = torch.empty_like(self.q)
         layers = [self.kv(layer) for layer in range(self.work.layers)]
         return in_graph(lambda: [attention(self.q, kv, self.rows, out) for kv in layers])
+
+
+def precompile(job: Callable[[Any], object], arguments: list[Any]) -> list[bool]:
+    """Run each job in one of several processes, so that Triton's cache holds what it compiles. -> did it run?"""
+    with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_Attempt(job), arguments))
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    job: Callable[[Any], object]
+
+    def __call__(self, argument: Any) -> bool:
+        try:
+            self.job(argument)
+            torch.cuda.synchronize()
+        except Exception as error:  # a tile that does not fit the card
+            print(f"{argument}: {type(error).__name__}: {str(error)[:100]}")
+            return False
+        return True
+
+
+def compare(arms: dict[str, Callable[[], object]], repeats: int = 30) -> dict[str, Spread]:
+    """Spread of each arm, timed in alternation."""
+    return {name: Spread.of(times) for name, times in zip(arms, time_calls(list(arms.values()), repeats), strict=True)}
 
 
 def query_dtype(device: str) -> torch.dtype:

@@ -33,7 +33,7 @@ N_Q = 4
 ORDINAL = 5  # the slot of query token t is slot_ptr[t] + ORDINAL
 FLAGS = 6
 ITEM_WIDTH = 8
-_END = 7  # while items are made: the end of their range
+_END = 7  # the end of the range an item is cut from
 
 OPEN = 1  # ends at the KV length of SRC_ROW
 CAUSAL = 2  # a key is seen by query tokens at its position and later
@@ -79,21 +79,12 @@ class _Ranges:
     segments: Segments
     starts: Int64Array  # [rows]
     q_lens: Int64Array  # [rows]
-    src_row: Int64Array  # [ranges]
     tok0: Int64Array  # [ranges]
-    tok1: Int64Array  # [ranges]
-    q_lo: Int64Array  # [ranges] query tokens q_list[q_lo:q_hi]
-    q_hi: Int64Array  # [ranges]
+    length: Int64Array  # [ranges] tokens
+    q_lo: Int64Array  # [ranges] query tokens q_list[q_lo : q_lo + num_q]
+    num_q: Int64Array  # [ranges]
     tiles: Int64Array  # [ranges] tiles of query tokens
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.starts)
-
-    @property
-    def one_each(self) -> bool:
-        """Every row has one query token."""
-        return len(self.q_lens) == int(self.q_lens.sum())
+    one_each: bool  # every row has one query token
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +130,19 @@ def _ranges(segments: Segments, starts: Int64Array, q_lens: Int64Array, tiling: 
     num_rows = len(starts)
     q_ptr = np.zeros(num_rows + 1, np.int64)
     np.cumsum(q_lens[segments.order], out=q_ptr[1:])
-    rank = _inverse(segments.order)
-    q_lo = np.concatenate([q_ptr[segments.lo], q_ptr[rank]])
-    q_hi = np.concatenate([q_ptr[segments.hi], q_ptr[rank + 1]])
+    tok0 = np.concatenate([segments.tok0, segments.private0], dtype=np.int64)
+    q_lo = np.concatenate([q_ptr[segments.lo], q_ptr[_inverse(segments.order)]])
+    num_q = np.concatenate([q_ptr[segments.hi] - q_lo[: len(segments.lo)], q_lens])
     return _Ranges(
         segments,
         starts,
         q_lens,
-        src_row=np.concatenate([segments.order[segments.lo], np.arange(num_rows)]),
-        tok0=np.concatenate([segments.tok0, segments.private0]).astype(np.int64),
-        tok1=np.concatenate([segments.tok1, starts + q_lens]),
+        tok0=tok0,
+        length=np.concatenate([segments.tok1, starts + q_lens]) - tok0,
         q_lo=q_lo,
-        q_hi=q_hi,
-        tiles=-(-(q_hi - q_lo) // tiling.q_tile),
+        num_q=num_q,
+        tiles=(num_q + (tiling.q_tile - 1)) // tiling.q_tile,
+        one_each=int(q_ptr[-1]) == num_rows,
     )
 
 
@@ -163,14 +154,14 @@ def _inverse(permutation: Int32Array) -> Int64Array:
 
 def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
     """The power of two that cuts all reads into about `target_items`."""
-    ideal = max(1, int(((ranges.tok1 - ranges.tok0) * ranges.tiles).sum()) // tiling.target_items)
+    ideal = max(1, int(ranges.length @ ranges.tiles) // tiling.target_items)
     return min(max(1 << (ideal.bit_length() - 1), tiling.min_chunk), tiling.max_chunk)
 
 
 def _try_plan(ranges: _Ranges, tiling: Tiling, chunk: int) -> Plan | None:
     """Plan with items of at most `chunk` tokens, or None where it exceeds the bounds."""
     cut = _cut(ranges, tiling, chunk)
-    if int((cut.count * ranges.tiles).sum()) > tiling.max_items:
+    if int(cut.count @ ranges.tiles) > tiling.max_items:
         return None
     row_of, index_in_row = _query_tokens(ranges)
     slot_ptr = _slot_pointers(ranges, cut, row_of, index_in_row, tiling.q_tile)
@@ -193,7 +184,7 @@ def _try_plan(ranges: _Ranges, tiling: Tiling, chunk: int) -> Plan | None:
 
 def _query_tokens(ranges: _Ranges) -> tuple[Int64Array, Int64Array]:
     """[query tokens] row and index in the row of each."""
-    rows = np.arange(ranges.num_rows)
+    rows = np.arange(len(ranges.starts))
     if ranges.one_each:
         return rows, np.zeros_like(rows)
     row_of = np.repeat(rows, ranges.q_lens)
@@ -202,12 +193,13 @@ def _query_tokens(ranges: _Ranges) -> tuple[Int64Array, Int64Array]:
 
 
 def _cut(ranges: _Ranges, tiling: Tiling, chunk: int) -> _Cut:
-    length = ranges.tok1 - ranges.tok0
-    count = -(-length // chunk)
-    size = np.full(len(length), chunk)
-    if not tiling.deterministic:  # equal parts of whole pages
-        size = -(-length // (count * tiling.page_size)) * tiling.page_size
-        count = -(-length // size)
+    count = (ranges.length + (chunk - 1)) // chunk
+    if tiling.deterministic:
+        size = np.full(len(count), chunk)
+    else:  # equal parts of whole pages
+        page = tiling.page_size
+        size = (ranges.length + (count * page - 1)) // (count * page) * page
+        count = (ranges.length + (size - 1)) // size
     parents = ranges.segments.parent.tolist()
     path_len = [0] * (len(parents) + 1)  # chunks up to each segment's end; the last entry stands for "no parent"
     for i, (parent, chunks) in enumerate(zip(parents, count[: len(parents)].tolist(), strict=True)):
@@ -218,49 +210,53 @@ def _cut(ranges: _Ranges, tiling: Tiling, chunk: int) -> _Cut:
 
 def _slot_pointers(ranges: _Ranges, cut: _Cut, row_of: Int64Array, index_in_row: Int64Array, q_tile: int) -> Int32Array:
     """[query tokens + 1] a token has a slot for each chunk on its path and for those of its own that its tile reads."""
-    private = len(ranges.segments.lo) + row_of
-    counts = cut.count[private]
+    private = slice(len(ranges.segments.lo), None)
+    before, count = cut.ordinal[private], cut.count[private]
     if not ranges.one_each:
         tile_end = np.minimum((index_in_row // q_tile + 1) * q_tile, ranges.q_lens[row_of])
-        counts = -(-(ranges.starts[row_of] + tile_end - ranges.tok0[private]) // cut.size[private])
+        seen = ranges.starts[row_of] + tile_end - ranges.tok0[private][row_of]
+        before, count = before[row_of], -(-seen // cut.size[private][row_of])
     slot_ptr = np.zeros(len(row_of) + 1, np.int32)
-    np.cumsum(cut.ordinal[private] + counts, out=slot_ptr[1:])
+    np.cumsum(before + count, out=slot_ptr[1:])
     return slot_ptr
 
 
 def _items(ranges: _Ranges, cut: _Cut, q_tile: int) -> Int32Array:
-    """[items, ITEM_WIDTH] longest first; tiles of the same keys are neighbours, so all but one find them in cache."""
+    """[items, ITEM_WIDTH] of ranges with the longest chunks first.
+
+    Tiles of the same keys are neighbours, so all but the first find them in the cache.
+    """
     num_shared = len(ranges.segments.lo)
-    total = cut.count * ranges.tiles
-    causal = ranges.q_hi - ranges.q_lo > 1
-    causal[:num_shared] = False
-    of_range = np.empty((len(total), ITEM_WIDTH), np.int32)
-    of_range[:, SRC_ROW] = ranges.src_row
-    of_range[:, TOK0] = ranges.tok0
-    of_range[:, N_TOK] = cut.size
-    of_range[:, Q_OFF] = ranges.q_lo
-    of_range[:, N_Q] = ranges.q_hi - ranges.q_lo
-    of_range[:, ORDINAL] = cut.ordinal
-    of_range[:, FLAGS] = np.where(causal, CAUSAL, 0)
-    of_range[:, _END] = ranges.tok1
+    by_range = np.empty((ITEM_WIDTH, len(cut.count)), np.int32)
+    by_range[SRC_ROW, :num_shared] = ranges.segments.order[ranges.segments.lo]
+    by_range[SRC_ROW, num_shared:] = np.arange(len(ranges.starts))
+    by_range[TOK0] = ranges.tok0
+    by_range[N_TOK] = cut.size
+    by_range[Q_OFF] = ranges.q_lo
+    by_range[N_Q] = ranges.num_q
+    by_range[ORDINAL] = cut.ordinal
+    by_range[FLAGS, :num_shared] = 0
+    by_range[FLAGS, num_shared:] = OPEN if ranges.one_each else np.where(ranges.q_lens > 1, CAUSAL, OPEN)
+    by_range[_END] = ranges.tok0 + ranges.length
+    longest_first = np.argsort(-cut.size, kind="stable")
+    total = (cut.count * ranges.tiles)[longest_first]
     ends = np.cumsum(total)
-    items = np.repeat(of_range, total, axis=0)
-    chunk_index = np.arange(len(items)) - np.repeat(ends - total, total)
-    if int(total.sum()) > int(cut.count.sum()):
-        tiles = np.repeat(ranges.tiles, total)
-        chunk_index, tile_index = np.divmod(chunk_index, tiles)
+    items = np.repeat(by_range.T[longest_first], total, axis=0)
+    index = np.arange(len(items), dtype=np.int32) - np.repeat((ends - total).astype(np.int32), total)
+    if len(items) > int(cut.count.sum()):
+        chunk_index, tile_index = np.divmod(index, np.repeat(ranges.tiles[longest_first].astype(np.int32), total))
         items[:, Q_OFF] += tile_index * q_tile
         items[:, N_Q] = np.minimum(items[:, N_Q] - tile_index * q_tile, q_tile)
+    else:
+        chunk_index = index
     items[:, TOK0] += chunk_index * items[:, N_TOK]
     items[:, ORDINAL] += chunk_index
-    np.minimum(items[:, N_TOK], items[:, _END] - items[:, TOK0], out=items[:, N_TOK])
-    opens = ends[num_shared:] - 1  # a private range's last item
-    items[opens, FLAGS] += np.where(causal[num_shared:], 0, OPEN)
-    if causal.any():
-        items = _clip_causal(items, q_hi=np.repeat(ranges.q_hi, total))
-    items[:, _END] = 0
-    longest_first = (0xFFFF - np.minimum(items[:, N_TOK] >> 4, 0xFFFF)).astype(np.uint16)
-    return items[np.argsort(longest_first, kind="stable")]
+    left = items[:, _END] - items[:, TOK0]
+    items[left > items[:, N_TOK], FLAGS] &= ~OPEN  # only the last chunk is open
+    np.minimum(items[:, N_TOK], left, out=items[:, N_TOK])
+    if not ranges.one_each:
+        items = _clip_causal(items, q_hi=np.repeat((ranges.q_lo + ranges.num_q)[longest_first], total))
+    return items
 
 
 def _clip_causal(items: Int32Array, q_hi: Int64Array) -> Int32Array:

@@ -7,6 +7,7 @@ common length stays above a bound).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,24 +38,28 @@ class PrefixOrder:
     """
 
     def __init__(self) -> None:
-        self._keys: dict[int, tuple[Int32Array, bytes]] = {}  # the table is held, so its id stays its own
-        self._before: dict[int, tuple[int, int]] = {}  # table after -> (table before, pages in common)
+        self._keys: dict[int, tuple[bytes, Int32Array]] = {}  # by id, in order; holding a table keeps its id its own
+        self._before: dict[int, tuple[int, int]] = {}  # id -> (id of the table before it, pages in common)
 
     def sort(self, tables: Sequence[Int32Array]) -> tuple[list[int], list[int]]:
         """Rows in the order of their page ids, and the leading pages each has in common with the row before it."""
-        known = self._keys
-        self._keys = {id(table): known.get(id(table)) or (table, table.tobytes()) for table in tables}
-        keys = [self._keys[id(table)][1] for table in tables]
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        ids = [id(tables[row]) for row in order]
+        row_of = {id(table): row for row, table in enumerate(tables)}
+        if len(row_of) < len(tables):  # rows with one table between them
+            tables = [table if row_of[id(table)] == row else table.copy() for row, table in enumerate(tables)]
+            return self.sort(tables)
+        keys = {i: key for i, key in self._keys.items() if i in row_of}
+        if len(keys) < len(tables):
+            keys |= {id(table): (table.tobytes(), table) for table in tables if id(table) not in keys}
+        ids = sorted(keys, key=lambda i: keys[i][0])  # quick: all but the new ones are in order
         before = self._before
-        stale = [i for i in range(1, len(ids)) if before.get(ids[i], (0, 0))[0] != ids[i - 1]]
-        fresh = _common_pages([(keys[order[i - 1]], keys[order[i]]) for i in stale])
-        common = [0] + [before.get(after, (0, 0))[1] for after in ids[1:]]
-        for i, pages in zip(stale, fresh, strict=True):
-            common[i] = pages
-        self._before = dict(zip(ids[1:], zip(ids, common[1:], strict=False), strict=True))
-        return order, common
+        self._before = {after: before.get(after, (0, 0)) for after in ids}
+        stale = [pair for pair in pairwise(ids) if self._before[pair[1]][0] != pair[0]]
+        fresh = _common_pages([(keys[a][0], keys[b][0]) for a, b in stale])
+        self._before |= {b: (a, pages) for (a, b), pages in zip(stale, fresh, strict=True)}
+        self._keys = keys if not stale else {i: keys[i] for i in ids}
+        common = [self._before[i][1] for i in ids]
+        common[:1] = [0] * len(common[:1])
+        return [row_of[i] for i in ids], common
 
 
 def _common_pages(pairs: list[tuple[bytes, bytes]]) -> list[int]:
@@ -82,15 +87,16 @@ def find_segments(
 ) -> Segments:
     """Segments of rows. A row's pages past its first `shareable[r]` tokens must be its own: it may write them.
 
-    Shared segments end at multiples of `unit` tokens. One shorter than `min_share` is read by each row itself. With
+    Shared segments end at multiples of `unit` tokens, itself a multiple of the page. One shorter than `min_share` is read by each row itself. With
     the `prefixes` of earlier calls only rows whose page table is new are compared.
     """
     order, common = (prefixes or PrefixOrder()).sort(tables)
     order_array = np.array(order, np.int32)
     limit = shareable[order_array]
     ends = np.array(common, np.int64) * page_size
-    ends[1:] = np.minimum(ends[1:], np.minimum(limit[1:], limit[:-1])) // page_size * page_size // unit * unit
-    shared, last = _shared_ranges(ends.tolist(), max(min_share, 1))
+    ends[1:] = np.minimum(np.minimum(ends[1:], limit[1:]), limit[:-1])
+    unit = max(unit, page_size)
+    shared, last = _shared_ranges((ends // unit * unit).tolist(), max(min_share, 1))
     columns = np.array(shared, np.int32).reshape(-1, 5).T
     row_parent = np.empty(len(order), np.int32)
     row_parent[order_array] = last

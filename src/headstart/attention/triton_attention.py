@@ -42,6 +42,18 @@ class TileShape:
         return self.rows // heads.group
 
 
+def decode_tile(heads: HeadShape, fp8: bool, rows: int = 16) -> TileShape:
+    """What the decode kernels ran fastest with on Hopper, for tiles of `rows` query rows.
+
+    At least as many rows as query heads on a KV head; more pay where groups of rows fill them.
+    """
+    keys = 64 if heads.head_dim <= 128 else 32
+    warps = 8 if rows > 64 else 4
+    block_bytes = 2 * keys * heads.head_dim * (1 if fp8 else 2)
+    programs = min(16 // warps, 200_000 // (2 * block_bytes + 16_000))
+    return TileShape(rows, keys, warps, stages=3, programs_per_sm=max(programs, 1))
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKV:
     """One layer's part of the KV pool: strided views `[pages, kv_heads, page, head_dim]`, last two dims contiguous.
