@@ -179,7 +179,14 @@ class Admission:
             return
         record.mark("admitted", now)
         record.decode_prefix_len = match.prefix_len
-        if not choice.request.cacheable:
-            record.miss_reason = "uncacheable"
-        elif match.prefix_len < reusable_len(len(choice.sequence), board.page_size):
-            record.miss_reason = "diverged" if match.num_pages else "cold"
+        record.miss_reason = self._miss_reason(choice, match)
+
+    def _miss_reason(self, choice: Choice, match: Match) -> str:
+        request, tokens = choice.request, choice.sequence.tokens
+        if not request.cacheable:
+            return "uncacheable"
+        if match.prefix_len == reusable_len(len(tokens), self._board.page_size):
+            return ""
+        if self._board.committed.holds(request.namespace, tokens, match.num_pages):
+            return "evicted"
+        return "diverged" if match.num_pages else "cold"

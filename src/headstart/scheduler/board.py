@@ -14,6 +14,7 @@ from headstart.scheduler.calls import CallTable, Phase
 from headstart.scheduler.entries import Choice, Entry, Holder, Preparing, Ready, Running, Waiting
 from headstart.scheduler.followers import Claim, Claims
 from headstart.scheduler.limits import DecodeLimits
+from headstart.scheduler.misses import CommittedPages
 from headstart.scheduler.steps import Launched
 
 OUTPUT_PAGES = 8
@@ -29,6 +30,7 @@ class Board:
         self.calls = calls
         self.counters = counters
         self.claims = Claims(cache.page_size)
+        self.committed = CommittedPages(cache.page_size)
         self.line = WaitingLine()
         self.entries: dict[ChoiceRef, Entry] = {}
         self.preparing: dict[TicketRef, Preparing] = {}
@@ -174,7 +176,9 @@ class Board:
         sequence = choice.sequence
         if not choice.request.cacheable or sequence.num_computed // self.page_size <= lease.num_shared:
             return
-        self.counters["pages_remapped"] += self.cache.commit(lease, sequence.tokens, sequence.num_computed)
+        tokens, first = sequence.tokens, lease.num_shared
+        self.counters["pages_remapped"] += self.cache.commit(lease, tokens, sequence.num_computed)
+        self.committed.note(choice.request.namespace, tokens, first, lease.num_shared)
         self.unpark(self.claims.progress(choice.ref, lease.num_shared))
 
     def commit_computed(self, entry: Running) -> None:

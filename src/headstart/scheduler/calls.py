@@ -71,6 +71,7 @@ class Call:
     since: float = 0.0  # when it was filled or done
     num_polls: int = 0  # since then
     num_computed: int | None = None  # by the writer, as Done says
+    num_seen: int = 0  # noticed pages when somebody last looked whether it gets on
 
     def __post_init__(self) -> None:
         self.missing = np.ones(len(self.pages), dtype=bool)
@@ -79,6 +80,11 @@ class Call:
     def num_arrived(self) -> int:
         """Noticed pages before the first missing one."""
         return int(self.missing.argmax()) if self.missing.any() else len(self.pages)
+
+    def gets_on(self) -> bool:
+        """Whether more has arrived since this was last asked."""
+        before, self.num_seen = self.num_seen, int(len(self.missing) - self.missing.sum())
+        return self.num_seen > before
 
     @property
     def is_complete(self) -> bool:

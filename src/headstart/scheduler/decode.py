@@ -40,7 +40,7 @@ from headstart.scheduler.board import Board
 from headstart.scheduler.calls import Call, CallTable
 from headstart.scheduler.contract import Send
 from headstart.scheduler.desk import Desk
-from headstart.scheduler.entries import Choice
+from headstart.scheduler.entries import Choice, Preparing, Waiting
 from headstart.scheduler.fetch import Fetching
 from headstart.scheduler.growth import Growth
 from headstart.scheduler.limits import DecodeLimits
@@ -49,6 +49,9 @@ from headstart.scheduler.route import Router
 from headstart.scheduler.steps import Launched, Part, make_batch, share_out
 from headstart.scheduler.stop import find_stop
 from headstart.transfer.contract import Notice, PeerLost, TransferEvent
+
+MIN_LOOK_S = 0.05
+"""Shortest time between two looks whether a fetch gets on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,16 +215,20 @@ class DecodeScheduler:
         return self._wakeup()
 
     def _ring(self, now: float) -> None:
-        """End what is past its deadline; let what has half its time behind it look again."""
+        """End what is past its deadline; nothing waits for others with half of its time behind it."""
         while self._alarms and self._alarms[0][0] <= now:
             _, order, ref = heappop(self._alarms)
             choice = self._desk.get(ref)
             if choice is None or choice.order != order:
                 continue
+            entry = self._board.entries[ref]
             if now >= choice.deadline:
                 self._end(choice, ErrorCode.DEADLINE, "the request's deadline has passed")
-            else:
+            elif isinstance(entry, Waiting):
                 self._board.stop_following(choice)
+            elif isinstance(entry, Preparing) and self._fetching.look_after(entry):
+                again = now + max((choice.deadline - now) / 2, MIN_LOOK_S)
+                heappush(self._alarms, (again, order, ref))
 
     def _leave_silent_gateways(self, now: float) -> None:
         for gateway, heard in list(self._heard.items()):

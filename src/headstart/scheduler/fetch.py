@@ -155,6 +155,15 @@ class Fetching:
             entry.choice.num_deaths += 1
             self._retry(entry)
 
+    def look_after(self, entry: Preparing) -> bool:
+        """Half the time is gone. True if pages still arrive; else the request goes on without this writer."""
+        if entry.call.gets_on():
+            return True
+        self._board.counters["stalled_calls"] += 1
+        self._board.calls.cut(entry.call)
+        self._retry(entry)
+        return False
+
     def advance(self) -> None:
         for call in self._board.calls.advance():
             self._board.counters["lost_notices"] += 1

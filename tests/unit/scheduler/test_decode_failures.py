@@ -394,6 +394,35 @@ def test_few_overdue_pages_are_no_reason_to_kill():
     assert rig.said(KillRequest) == []
 
 
+def test_e1_a_writer_that_brings_nothing_is_left_when_half_the_time_is_gone():
+    rig = Rig()
+    rig.connect(P0)
+    ref = rig.submit("a", range(43), 2, remaining_s=10.0)
+    rig.step()
+    rig.advance(5.0)
+    rig.run()
+    assert rig.answer(ref) == [43, 44]
+    assert len(rig.cancels()) == 1
+    assert rig.cache.counts().inflight == 11, "its pages wait for the writer's word"
+
+
+def test_a_slow_fetch_goes_on_while_pages_arrive():
+    rig = Rig()
+    rig.connect(P0)
+    ref = rig.submit("a", range(43), 2, remaining_s=16.0)
+    rig.step()
+    (call,) = rig.calls()
+    for page, seconds in enumerate([4.0, 4.0, 4.0]):
+        rig.notice(call, page, 1)
+        rig.advance(seconds)
+    assert rig.cancels() == []
+    rig.advance(2.0)
+    batch = rig.step()
+    assert batch.rows[0].start == 12
+    rig.run()
+    assert rig.answer(ref) == [43, 44]
+
+
 def test_the_remaining_time_travels_with_the_call():
     rig = Rig()
     rig.connect(P0)

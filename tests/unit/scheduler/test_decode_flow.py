@@ -206,6 +206,14 @@ def test_behaviour_32_an_uncacheable_request_neither_leaves_nor_finds_anything()
     assert rig.answer(probe) == rig.answer(ref)
 
 
+def test_a_prefix_that_was_here_once_is_missed_as_evicted():
+    rig = Rig(num_pages=12, chunked_prefill_size=100)
+    for name, start in (("a", 0), ("other", 500), ("again", 0)):
+        ref = rig.submit(name, range(start, start + 40), 1)
+        rig.run()
+    assert rig.stats(ref).miss_reason == "evicted"
+
+
 def test_chunks_of_a_prompt_are_matchable_as_their_notices_arrive_in_order():
     rig = connected()
     rig.submit("a", range(43), 1)
