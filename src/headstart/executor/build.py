@@ -1,16 +1,17 @@
 """From settings to a running executor: the dtype, the size of the pool, the attention backend."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from headstart.attention.torch_cpu import CpuAttention
 from headstart.core.errors import WorkerError
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec
 from headstart.executor.pool import KVPool, PoolShape
 from headstart.executor.runner import AttentionBackend, StepRunner, TorchExecutor
+from headstart.model.fuse import fuse
 from headstart.model.info import (
     ModelInfo,
     model_fingerprint,
@@ -19,6 +20,7 @@ from headstart.model.info import (
     read_model_info,
     rope_settings,
 )
+from headstart.model.linear import float16_weights_are_built, pack_linears
 from headstart.model.load import load_model
 from headstart.model.source import WeightSource
 
@@ -33,8 +35,8 @@ class ExecutorConfig:
     weights: WeightSource
     page_size: int  # tokens; equal on both sides of a transfer
     device: str = "cpu"
-    dtype: str = "auto"  # of weights and activations; "auto": see `choose_dtype`
-    kv_dtype: str = "auto"  # of the pool; "auto": as dtype. Equal on both sides of a transfer
+    dtype: str = "auto"  # of weights; see `choose_dtype`
+    kv_dtype: str = "auto"  # of the pool; see `choose_kv_dtype`. Equal on both sides of a transfer
     num_pages: int | None = None  # None: as many as `mem_fraction` holds
     mem_fraction: float = 0.2  # of the memory that is free after loading
     num_threads: int = 1  # torch threads of the step
@@ -42,27 +44,36 @@ class ExecutorConfig:
 
 
 def choose_dtype(name: str, device: str) -> str:
-    """Resolve "auto": bfloat16 on a GPU and on CPUs that multiply bfloat16 in hardware, else float32.
+    """Resolve "auto": bfloat16 on a GPU and on CPUs that multiply bfloat16 in hardware; else float16 weights with
+    float32 activations where this torch has the kernels, else float32.
 
     A rule rather than a measurement, so that the workers of one machine agree. On CPUs without such instructions
-    bfloat16 products are emulated and slower than float32 ones.
+    bfloat16 products are emulated, slower than float32 ones from a few rows on.
     """
     if name == "auto":
-        return "bfloat16" if device != "cpu" or _cpu_flags() & _BF16_CPU_FLAGS else "float32"
+        if device != "cpu" or _cpu_flags() & _BF16_CPU_FLAGS:
+            return "bfloat16"
+        return "float16" if float16_weights_are_built() else "float32"
     if name not in _DTYPES:
         raise WorkerError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
     return name
 
 
-def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = None) -> TorchExecutor:
-    """Load the model, reserve the pool, start the thread, which calls `on_done` after each step. Raises WorkerError."""
+def choose_kv_dtype(config: ExecutorConfig) -> str:
+    """Resolve "auto" to the dtype of activations: no conversion between a layer and the pool."""
+    if config.kv_dtype != "auto":
+        return choose_dtype(config.kv_dtype, config.device)
     dtype = choose_dtype(config.dtype, config.device)
-    kv_dtype = dtype if config.kv_dtype == "auto" else choose_dtype(config.kv_dtype, config.device)
+    return "float32" if _packs_float16(config, dtype) else dtype
+
+
+def make_executor(config: ExecutorConfig) -> TorchExecutor:
+    """Load the model, reserve the pool, start the thread. Raises WorkerError."""
+    kv_dtype = _DTYPES[choose_kv_dtype(config)]
     torch.set_num_threads(config.num_threads)
-    model = load_model(config.weights, _DTYPES[dtype], config.device)
-    shape = pool_shape(config, _DTYPES[kv_dtype])
-    pool = KVPool.allocate(shape, _DTYPES[kv_dtype], config.device)
-    executor = TorchExecutor(StepRunner(model, pool, _attention(config, pool)), config.num_threads, on_done)
+    model = _load(config)
+    pool = KVPool.allocate(pool_shape(config, kv_dtype), kv_dtype, config.device)
+    executor = TorchExecutor(StepRunner(model, pool, _attention(config, pool)), config.num_threads)
     executor.start()
     return executor
 
@@ -70,13 +81,12 @@ def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = N
 def make_kv_spec(config: ExecutorConfig) -> KVSpec:
     """What peers must agree on with an executor built from `config`. Torch-free work only, but reads the weights once."""
     info = _info(config)
-    dtype = choose_dtype(config.dtype, config.device)
     content = read_model_config(config.weights.folder, parse_overrides(config.weights.overrides))
     return KVSpec(
         protocol_version=PROTOCOL_VERSION,
         model_fingerprint=model_fingerprint(config.weights),
         page_size=config.page_size,
-        kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
+        kv_dtype=choose_kv_dtype(config),
         num_layers=info.num_layers,
         num_kv_heads=info.num_kv_heads,
         head_dim=info.head_dim,
@@ -94,6 +104,21 @@ def pool_shape(config: ExecutorConfig, kv_dtype: torch.dtype) -> PoolShape:
     if num_pages < 1:
         raise WorkerError(f"no memory for a single page of {one.page_bytes(kv_dtype)} bytes")
     return PoolShape(num_pages, info.num_layers, info.num_kv_heads, config.page_size, info.head_dim)
+
+
+def _load(config: ExecutorConfig) -> PreTrainedModel:
+    dtype = choose_dtype(config.dtype, config.device)
+    packs_float16 = _packs_float16(config, dtype)
+    model = load_model(config.weights, torch.float32 if packs_float16 else _DTYPES[dtype], config.device)
+    if config.device == "cpu":
+        fuse(model)
+    if packs_float16:
+        pack_linears(model)
+    return model
+
+
+def _packs_float16(config: ExecutorConfig, dtype: str) -> bool:
+    return dtype == "float16" and config.device == "cpu"
 
 
 def _info(config: ExecutorConfig) -> ModelInfo:

@@ -7,6 +7,8 @@ kernels are FBGEMM's, which torch carries on x86.
 
 import torch
 
+from headstart.core.errors import WorkerError
+
 _F16_MAX = 65504.0
 
 
@@ -29,13 +31,23 @@ class Float16Linear(torch.nn.Module):
 
 
 def pack_linears(model: torch.nn.Module) -> int:
-    """Replace every float32 nn.Linear whose weights fit float16; returns how many. Other modules keep float32."""
+    """Replace every float32 nn.Linear whose weights fit float16; returns how many. Other modules keep float32.
+
+    Raises WorkerError where this torch lacks the kernels.
+    """
+    if not float16_weights_are_built():
+        raise WorkerError("this torch has no float16 weight kernels (FBGEMM); choose --dtype float32 or bfloat16")
     replaced = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is torch.nn.Linear and float(child.weight.detach().abs().max()) <= _F16_MAX:
+            if type(child) is torch.nn.Linear and _fits(child):
                 bias = None if child.bias is None else child.bias.detach()
                 packed = torch.ops.quantized.linear_prepack_fp16(child.weight.detach(), bias)
                 setattr(module, name, Float16Linear(packed, child.in_features, child.out_features))
                 replaced += 1
     return replaced
+
+
+def _fits(linear: torch.nn.Linear) -> bool:
+    smallest, largest = linear.weight.detach().aminmax()
+    return linear.weight.dtype == torch.float32 and max(-float(smallest), float(largest)) <= _F16_MAX

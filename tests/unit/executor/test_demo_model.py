@@ -30,8 +30,8 @@ def world() -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def reference(world: World) -> PreTrainedModel:
-    return reference_model(world.executor, resolve_model(DEMO_MODEL))
+def reference() -> PreTrainedModel:
+    return reference_model(WeightSource(resolve_model(DEMO_MODEL)))
 
 
 def check(world: World, reference: PreTrainedModel, texts: list[str]) -> None:

@@ -33,9 +33,9 @@ def world(folder: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     world.executor.close()
 
 
-@pytest.fixture
-def reference(world: World, folder: Path) -> PreTrainedModel:
-    return reference_model(world.executor, folder)
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> PreTrainedModel:
+    return reference_model(WeightSource(folder, "dummy", seed=3))
 
 
 def prompt(seed: int, length: int) -> list[int]:

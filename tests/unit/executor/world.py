@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, BatchOutput, Row, Sampled, SampleSpec
 from headstart.core.layout import pages_for
 from headstart.core.request import SamplingParams
 from headstart.executor.build import ExecutorConfig, make_executor
-from headstart.executor.runner import TorchExecutor
+from headstart.model.load import load_model
+from headstart.model.source import WeightSource
 
 GREEDY = SamplingParams(temperature=0.0)
 NOISE = 2e-3
@@ -47,13 +48,11 @@ def write_small_model(folder: Path, kind: str, **changes: object) -> Path:
     return folder
 
 
-def reference_model(executor: TorchExecutor, folder: Path) -> PreTrainedModel:
-    """The library's own model and attention with the executor's weights, in fp32."""
-    ours = executor.model
-    config = type(ours.config).from_pretrained(folder)
-    reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-    reference.load_state_dict(ours.state_dict())
-    return reference.eval().requires_grad_(False)
+def reference_model(source: WeightSource) -> PreTrainedModel:
+    """The library's own model and attention with the same weights, in fp32."""
+    model = load_model(source, torch.float32)
+    model.set_attn_implementation("sdpa")
+    return model
 
 
 @dataclass

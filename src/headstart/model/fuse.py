@@ -1,0 +1,157 @@
+"""Fewer, larger operations for decoder blocks of the common form, checked against the library's own.
+
+A decode step of a small model on a CPU spends as long in the library's many small operations as in its products. Where
+a module has the common form (q, k and v projections with rotate-half rotary embedding; gated SiLU; RMS norm) it is
+replaced by one that computes the same with merged projections. The form is recognised by attributes and then proved:
+both modules run on random inputs, and unless they agree to rounding the library's stays.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from headstart.model.hook import STEP_KEYWORD, StepAttention
+
+_TOLERANCE = 1e-4
+_PROBE_TOKENS = 3
+
+
+class FusedNorm(nn.Module):
+    """RMS norm in one call."""
+
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.variance_epsilon = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+class FusedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)) with gate and up in one product."""
+
+    def __init__(self, gate_up: nn.Linear, down: nn.Linear) -> None:
+        super().__init__()
+        self.gate_up_proj = gate_up
+        self.down_proj = down
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(nn.functional.silu(gate).mul_(up))
+
+
+class FusedAttention(nn.Module):
+    """q, k and v in one product and, without per-head norms, rotated together."""
+
+    def __init__(self, qkv: nn.Linear, original: Any) -> None:
+        super().__init__()
+        self.qkv_proj = qkv
+        self.o_proj = original.o_proj
+        self.q_norm = getattr(original, "q_norm", None)
+        self.k_norm = getattr(original, "k_norm", None)
+        self.layer_idx: int = original.layer_idx
+        self.scaling: float = original.scaling
+        self.head_dim: int = original.head_dim
+        self.num_heads = original.q_proj.out_features // self.head_dim
+        self.num_kv_heads = original.k_proj.out_features // self.head_dim
+
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **keywords: Any
+    ) -> tuple[torch.Tensor, None]:
+        step: StepAttention = keywords[STEP_KEYWORD]
+        qkv = self.qkv_proj(hidden_states).view(hidden_states.shape[1], -1, self.head_dim)
+        rotated, value = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
+            rotated = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
+        cos, sin = position_embeddings
+        first, second = rotated.chunk(2, dim=-1)
+        turned = torch.cat((second.neg(), first), dim=-1)
+        rotated = torch.addcmul(rotated * cos[0].unsqueeze(1), turned, sin[0].unsqueeze(1))
+        query, key = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
+        out = step.attend(self.layer_idx, query, key, value, self.scaling)
+        return self.o_proj(out.reshape(1, hidden_states.shape[1], -1)), None
+
+
+class _Probe:
+    """Stands in for a step's attention: its result depends on query, key and value alike."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        group = query.shape[1] // key.shape[1]
+        return query + 2 * key.repeat_interleave(group, 1) - 3 * value.repeat_interleave(group, 1) * scale
+
+
+def fuse(model: nn.Module) -> int:
+    """Replace what has the common form, in place; returns how many modules were."""
+    replaced = 0
+    for build, probe in ((_fused_norm, _call), (_fused_mlp, _call), (_fused_attention, _call_attention)):
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                candidate = build(child)
+                if candidate is not None and _agree(child, candidate, probe):
+                    setattr(parent, name, candidate.eval())
+                    replaced += 1
+    return replaced
+
+
+def _fused_norm(module: Any) -> nn.Module | None:
+    eps = getattr(module, "variance_epsilon", None)
+    if isinstance(module, FusedNorm) or eps is None or [name for name, _ in module.named_parameters()] != ["weight"]:
+        return None
+    return FusedNorm(module.weight, eps)
+
+
+def _fused_mlp(module: Any) -> nn.Module | None:
+    parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    if not all(type(part) is nn.Linear for part in parts) or not hasattr(module, "act_fn"):
+        return None
+    return FusedMLP(_merged(parts[:2]), parts[2])
+
+
+def _fused_attention(module: Any) -> nn.Module | None:
+    parts = [getattr(module, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    known = all(hasattr(module, name) for name in ("layer_idx", "scaling", "head_dim"))
+    if not known or not all(type(part) is nn.Linear for part in parts):
+        return None
+    return FusedAttention(_merged(parts[:3]), module)
+
+
+def _merged(parts: list[Any]) -> nn.Linear:
+    """One linear layer whose outputs are those of `parts`, one after another."""
+    first = parts[0]
+    with torch.device("meta"):
+        merged = nn.Linear(first.in_features, sum(part.out_features for part in parts), first.bias is not None)
+    merged.weight = nn.Parameter(torch.cat([part.weight for part in parts]), requires_grad=False)
+    if first.bias is not None:
+        merged.bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
+    return merged
+
+
+def _call(module: nn.Module, generator: torch.Generator) -> torch.Tensor:
+    weight = next(module.parameters())
+    width = weight.shape[-1]
+    return module(torch.randn(1, _PROBE_TOKENS, width, generator=generator, dtype=torch.float32).to(weight))
+
+
+def _call_attention(module: Any, generator: torch.Generator) -> torch.Tensor:
+    weight = module.o_proj.weight
+    width = getattr(module, "qkv_proj", None) or module.q_proj
+    draw = lambda *sizes: torch.randn(*sizes, generator=generator, dtype=torch.float32).to(weight)  # noqa: E731
+    hidden = draw(1, _PROBE_TOKENS, width.in_features)
+    angles = draw(1, _PROBE_TOKENS, module.head_dim // 2).repeat(1, 1, 2)
+    keywords = {"attention_mask": None, STEP_KEYWORD: _Probe()}
+    return module(hidden_states=hidden, position_embeddings=(angles.cos(), angles.sin()), **keywords)[0]
+
+
+def _agree(ours: nn.Module, theirs: nn.Module, probe: Callable[[nn.Module, torch.Generator], torch.Tensor]) -> bool:
+    with torch.inference_mode():
+        try:
+            a, b = (probe(module, torch.Generator().manual_seed(0)) for module in (ours, theirs))
+        except (TypeError, RuntimeError, KeyError, AttributeError, ValueError):
+            return False
+        return bool((a - b).norm() <= _TOLERANCE * b.norm())
