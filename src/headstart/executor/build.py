@@ -1,5 +1,6 @@
 """From settings to a running executor: the dtype, the size of the pool, the attention backend."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,13 +68,13 @@ def choose_kv_dtype(config: ExecutorConfig) -> str:
     return "float32" if _packs_float16(config, dtype) else dtype
 
 
-def make_executor(config: ExecutorConfig) -> TorchExecutor:
-    """Load the model, reserve the pool, start the thread. Raises WorkerError."""
+def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = None) -> TorchExecutor:
+    """Load the model, reserve the pool, start the thread, which calls `on_done` after each step. Raises WorkerError."""
     kv_dtype = _DTYPES[choose_kv_dtype(config)]
     torch.set_num_threads(config.num_threads)
     model = _load(config)
     pool = KVPool.allocate(pool_shape(config, kv_dtype), kv_dtype, config.device)
-    executor = TorchExecutor(StepRunner(model, pool, _attention(config, pool)), config.num_threads)
+    executor = TorchExecutor(StepRunner(model, pool, _attention(config, pool)), config.num_threads, on_done)
     executor.start()
     return executor
 
