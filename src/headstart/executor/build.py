@@ -60,17 +60,16 @@ def choose_dtype(name: str, device: str) -> str:
     return name
 
 
-def choose_kv_dtype(config: ExecutorConfig) -> str:
-    """Resolve "auto" to the dtype of activations: no conversion between a layer and the pool."""
-    if config.kv_dtype != "auto":
-        return choose_dtype(config.kv_dtype, config.device)
-    dtype = choose_dtype(config.dtype, config.device)
-    return "float32" if _packs_float16(config, dtype) else dtype
+def choose_kv_dtype(name: str, dtype: str, device: str) -> str:
+    """Resolve "auto" to the type of activations, given the weights': no conversion between a layer and the pool."""
+    if name != "auto":
+        return choose_dtype(name, device)
+    return "float32" if _packs_float16(dtype, device) else dtype
 
 
 def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = None) -> TorchExecutor:
     """Load the model, reserve the pool, start the thread, which calls `on_done` after each step. Raises WorkerError."""
-    kv_dtype = _DTYPES[choose_kv_dtype(config)]
+    kv_dtype = _DTYPES[_kv_dtype(config)]
     torch.set_num_threads(config.num_threads)
     model = _load(config)
     pool = KVPool.allocate(pool_shape(config, kv_dtype), kv_dtype, config.device)
@@ -87,7 +86,7 @@ def make_kv_spec(config: ExecutorConfig) -> KVSpec:
         protocol_version=PROTOCOL_VERSION,
         model_fingerprint=model_fingerprint(config.weights),
         page_size=config.page_size,
-        kv_dtype=choose_kv_dtype(config),
+        kv_dtype=_kv_dtype(config),
         num_layers=info.num_layers,
         num_kv_heads=info.num_kv_heads,
         head_dim=info.head_dim,
@@ -109,7 +108,7 @@ def pool_shape(config: ExecutorConfig, kv_dtype: torch.dtype) -> PoolShape:
 
 def _load(config: ExecutorConfig) -> PreTrainedModel:
     dtype = choose_dtype(config.dtype, config.device)
-    packs_float16 = _packs_float16(config, dtype)
+    packs_float16 = _packs_float16(dtype, config.device)
     model = load_model(config.weights, torch.float32 if packs_float16 else _DTYPES[dtype], config.device)
     if config.device == "cpu":
         fuse(model)
@@ -118,8 +117,12 @@ def _load(config: ExecutorConfig) -> PreTrainedModel:
     return model
 
 
-def _packs_float16(config: ExecutorConfig, dtype: str) -> bool:
-    return dtype == "float16" and config.device == "cpu"
+def _kv_dtype(config: ExecutorConfig) -> str:
+    return choose_kv_dtype(config.kv_dtype, choose_dtype(config.dtype, config.device), config.device)
+
+
+def _packs_float16(dtype: str, device: str) -> bool:
+    return dtype == "float16" and device == "cpu"
 
 
 def _info(config: ExecutorConfig) -> ModelInfo:

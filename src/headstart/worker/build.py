@@ -29,7 +29,7 @@ from headstart.core.clock import Clock
 from headstart.core.identity import KVSpec
 from headstart.core.layout import pages_for
 from headstart.core.messages import WorkerRef
-from headstart.executor.build import ExecutorConfig, choose_dtype, make_executor, make_kv_spec
+from headstart.executor.build import ExecutorConfig, choose_dtype, choose_kv_dtype, make_executor, make_kv_spec
 from headstart.executor.runner import TorchExecutor
 from headstart.kv.cache import PrefixCache
 from headstart.model.info import ModelInfo, parse_overrides, read_model_info
@@ -165,9 +165,10 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
 
 
 def dtype_and_token_bytes(wanted: str, device: str, info: ModelInfo) -> tuple[str, int]:
-    """The type a model computes in on `device`, and the bytes of one token's KV in it."""
+    """The type a model's weights have on `device`, and the bytes of one token's KV."""
     dtype = choose_dtype(wanted, device)
-    return dtype, info.num_layers * 2 * info.num_kv_heads * info.head_dim * DTYPE_BYTES[dtype]
+    kv_bytes = DTYPE_BYTES[choose_kv_dtype("auto", dtype, device)]
+    return dtype, info.num_layers * 2 * info.num_kv_heads * info.head_dim * kv_bytes
 
 
 def _device(settings: WorkerSettings) -> str:
