@@ -50,6 +50,7 @@ from headstart.scheduler.steps import Launched, Part, make_batch, share_out
 from headstart.scheduler.stop import find_stop
 from headstart.transfer.contract import Notice, PeerLost, TransferEvent
 
+OWN_STALL_S = 1.0
 MIN_LOOK_S = 0.05
 """Shortest time between two looks whether a fetch gets on."""
 
@@ -86,6 +87,7 @@ class DecodeScheduler:
         self._growth = Growth(self._board, self._desk)
         self._alarms: list[tuple[float, int, ChoiceRef]] = []
         self._heard: dict[str, float] = {}
+        self._looked_at = clock.now()
         self._links_due: float | None = None
         self._next_step = 0
         self._is_draining = False
@@ -231,6 +233,11 @@ class DecodeScheduler:
                 heappush(self._alarms, (again, order, ref))
 
     def _leave_silent_gateways(self, now: float) -> None:
+        """A time in which this worker itself stood still is no silence of theirs."""
+        stood_still_s = now - self._looked_at
+        self._looked_at = now
+        if stood_still_s > OWN_STALL_S:
+            self._heard = {gateway: min(now, heard + stood_still_s) for gateway, heard in self._heard.items()}
         for gateway, heard in list(self._heard.items()):
             if now < heard + self._limits.gateway_silence_s:
                 continue

@@ -302,7 +302,7 @@ def test_malformed_requests_are_refused(fields: dict):
     assert rig.failed(rig.submit("a", prompt, max_new, **fields)) is ErrorCode.INVALID
 
 
-def test_one_eviction_serves_a_whole_pass():
+def test_behaviour_77_one_eviction_serves_a_whole_pass():
     rig = Rig(num_pages=64, chunked_prefill_size=1000, max_running_requests=16)
     for n in range(16):
         rig.submit(f"old{n}", range(20 * n, 20 * n + 16), 1)

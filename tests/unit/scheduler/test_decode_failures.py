@@ -441,6 +441,19 @@ def test_a_row_that_cannot_be_sampled_ends_alone():
     assert rig.is_clean()
 
 
+def test_behaviour_76_a_worker_may_answer_hello_or_leave_after_its_request_is_gone():
+    rig = Rig()
+    rig.members(P0)
+    rig.advance()
+    ref = rig.submit("a", range(43), 1)
+    rig.cancel(ref)
+    rig.tell(Welcome(P0, 10_000, 10_000, b""), str(P0))
+    rig.members()
+    rig.tell(Welcome(P0, 10_000, 10_000, b""), str(P0))
+    assert rig.step() is None
+    assert rig.is_clean()
+
+
 def test_messages_of_strangers_are_counted():
     rig = Rig()
     rig.tell(Welcome(P0, 1, 1, b""), str(P0))

@@ -158,6 +158,25 @@ def test_behaviour_16_rows_use_the_pages_behind_the_hit():
     assert first.rows[0].pages[10:12].tolist() == call.dst_pages.tolist()
 
 
+def test_behaviour_17_and_18_a_miss_and_a_hit_that_succeed_leave_nothing_pinned():
+    rig = connected()
+    finish_remotely(rig, "miss", range(43))
+    assert rig.is_clean()
+    finish_remotely(rig, "hit", range(43))
+    assert rig.is_clean()
+
+
+def test_behaviour_73_new_pages_begin_behind_the_whole_hit():
+    rig = connected()
+    finish_remotely(rig, "a", range(43))
+    rig.submit("b", range(43), 1)
+    rig.step()
+    call = rig.calls()[-1]
+    (entry,) = rig.scheduler._board.preparing.values()
+    assert entry.lease.num_shared == call.start // 4 == 10
+    assert call.dst_pages.tolist() == entry.lease.pages[10:].tolist()
+
+
 def test_behaviour_21_the_same_hit_many_times_leaves_no_trace():
     rig = connected()
     finish_remotely(rig, "a", range(43))

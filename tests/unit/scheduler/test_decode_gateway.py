@@ -124,15 +124,25 @@ def test_a_gateway_that_falls_silent_loses_its_requests():
     rig.tell(Membership(()), "other")
     for _ in range(3):
         rig.step()
-        rig.advance(1.9)
+        rig.advance(0.9)
+        rig.advance(0.9)
         rig.tell(Membership(()))
     assert rig.terminal(ref) is None
-    rig.advance(4.9)
+    for _ in range(7):
+        rig.advance(0.7)
     assert rig.terminal(ref) is None
     assert rig.wakeup <= rig.now + 0.2
     rig.advance(0.2)
     assert rig.failed(ref) is ErrorCode.CANCELLED
     assert rig.is_clean()
+
+
+def test_a_worker_that_stood_still_does_not_blame_the_gateway():
+    rig = Rig(gateway_silence_s=5.0)
+    ref = rig.submit("a", range(10), 200)
+    rig.advance(0.5)
+    rig.advance(60.0)
+    assert rig.terminal(ref) is None
 
 
 def test_each_gateway_gets_its_own_tokens():
