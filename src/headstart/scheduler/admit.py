@@ -7,6 +7,7 @@ pins what it admits first, evicts once for all of it, and allocates then.
 
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 
 from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
@@ -20,7 +21,7 @@ from headstart.scheduler.fetch import Fetching
 from headstart.scheduler.links import Link, NoLink
 from headstart.scheduler.route import LATER, Local, Router
 
-MAX_SCANNED = 256
+MAX_SCANNED = 128
 MAX_VAIN_MATCHES = 16
 LOOK_AGAIN_S = 0.2
 """A choice that did not get in is matched again after this, or once its last match would fit."""
@@ -50,6 +51,7 @@ class Pass:
     num_new: int = 0  # pages to allocate for the admitted
     calls: dict[WorkerRef, list[int]] = field(default_factory=dict)  # prompt tokens of calls to open
     num_vain: int = 0
+    no_credit: tuple[float, float] = inf, -inf  # shortest and longest prompt that found none
     credit_is_spoken_for: bool = False
 
 
@@ -124,7 +126,14 @@ class Admission:
         return Blocked.CREDIT if isinstance(pick, NoLink) else None
 
     def _pick(self, choice: Choice, start: int, admissions: Pass) -> Local | Link | NoLink:
+        """Where the delta would be computed. A length between two that found no credit in this pass finds none."""
+        num_tokens, usual = len(choice.sequence) - 1, not choice.failed_on and admissions.now < choice.half_time
+        low, high = admissions.no_credit
+        if usual and low <= num_tokens <= high and not self._router.is_short(choice, start):
+            return LATER
         pick = self._router.pick(choice, start, admissions.calls, admissions.now)
+        if usual and pick is LATER:
+            admissions.no_credit = min(low, num_tokens), max(high, num_tokens)
         return LATER if isinstance(pick, Link) and admissions.credit_is_spoken_for else pick
 
     def _room(self, admissions: Pass, match: Match | None = None) -> int:

@@ -68,7 +68,7 @@ class Fetching:
         if call is None:
             return
         board.counters["pages_moved"] += notice.count
-        board.stirred = True
+        board.stirred |= call.is_complete
         if entry is None:
             board.counters["pages_moved_in_vain"] += notice.count
             return

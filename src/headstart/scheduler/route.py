@@ -25,12 +25,14 @@ class Router:
         self._links = links
         self._calls = calls
 
+    def is_short(self, choice: Choice, start: int) -> bool:
+        return len(choice.sequence) - 1 - start <= self._limits.local_prefill_tokens
+
     def pick(
         self, choice: Choice, start: int, planned: dict[WorkerRef, list[int]], now: float
     ) -> Local | Link | NoLink:
         """For the delta [start, end). `planned` are prompt tokens of calls about to be opened; LATER where it waits."""
-        end = len(choice.sequence) - 1
-        if end - start <= self._limits.local_prefill_tokens:
+        if self.is_short(choice, start):
             return Local.SHORT
         if now >= choice.half_time:
             return Local.CHUNKED
@@ -39,5 +41,6 @@ class Router:
             soon = planned.get(worker, [])
             return self._calls.num_working(worker) + len(soon), self._calls.credit_used(worker) + sum(soon)
 
+        end = len(choice.sequence) - 1
         link = self._links.choose(choice.ranking, end, choice.failed_on, usage, now)
         return Local.CHUNKED if link is NoLink.NEVER else link
