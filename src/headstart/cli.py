@@ -6,6 +6,8 @@ from typing import Annotated, Protocol
 
 import tyro
 
+from headstart.bench.errors import BenchError
+from headstart.bench.options import Options
 from headstart.config.errors import ConfigError
 from headstart.config.settings import GatewaySettings, WorkerSettings, refuse_conflicts
 from headstart.core.errors import WorkerError
@@ -139,6 +141,16 @@ class Doctor:
 
 
 @dataclass(frozen=True)
+class Bench(Options):
+    """Measure a server, or two against each other, with workloads that share prefixes, continue or replay a trace."""
+
+    def run(self) -> int:
+        from headstart.bench.command import run
+
+        return run(self)
+
+
+@dataclass(frozen=True)
 class Key:
     """Print a new key pair for a cluster that spans machines. Keep it in a file that only its members can read."""
 
@@ -155,6 +167,7 @@ COMMANDS: dict[str, type[Command]] = {
     "prefill": Prefill,
     "decode": Decode,
     "doctor": Doctor,
+    "bench": Bench,
     "key": Key,
 }
 """Name on the command line -> dataclass whose fields are its flags."""
@@ -202,7 +215,7 @@ def parse(arguments: list[str] | None = None) -> Command:
 def main() -> None:
     try:
         status = parse().run()
-    except (ConfigError, WorkerError) as error:
+    except (BenchError, ConfigError, WorkerError) as error:
         print(f"headstart: {error}", file=sys.stderr)
         status = Exit.BAD_SETTINGS
     sys.exit(status)

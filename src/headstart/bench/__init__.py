@@ -1,0 +1,1 @@
+"""Workloads, the client that sends them to any server, what is measured, and how it is shown."""

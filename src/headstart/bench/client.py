@@ -1,0 +1,118 @@
+"""Sends one request, reads its stream, and notes when each part arrived."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import fields
+from time import perf_counter
+from typing import Any, Protocol
+
+import httpx
+
+from headstart.bench.dialects import Delta, Dialect, Prompt
+from headstart.bench.errors import BenchError
+from headstart.bench.records import Answer, Arrival, Usage
+from headstart.bench.sse import DONE, EventParser
+from headstart.core.clock import Clock
+
+
+class PerfClock:
+    """The machine's highest-resolution clock."""
+
+    def now(self) -> float:
+        return perf_counter()
+
+
+class BadReply(Exception):
+    """The server refused, or the connection failed."""
+
+
+class Transport(Protocol):
+    def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        """Post `body` and yield the reply's bytes as the network brings them. Raises BadReply."""
+        ...
+
+
+class HttpTransport:
+    """Transport over an httpx client whose base URL is the server's."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        try:
+            async with self._http.stream("POST", path, json=body) as reply:
+                if reply.status_code != 200:
+                    text = (await reply.aread()).decode(errors="replace")
+                    raise BadReply(f"HTTP {reply.status_code}: {text[:300]}")
+                async for chunk in reply.aiter_raw():
+                    yield chunk
+        except httpx.HTTPError as error:
+            raise BadReply(f"{type(error).__name__}: {error}") from error
+
+
+class Client:
+    """One server, spoken to in its dialect."""
+
+    def __init__(self, transport: Transport, dialect: Dialect, clock: Clock) -> None:
+        self._transport = transport
+        self._dialect = dialect
+        self._clock = clock
+
+    @property
+    def returns_ids(self) -> bool:
+        return self._dialect.returns_ids
+
+    async def ask(self, prompt: Prompt, output_len: int) -> Answer:
+        """Never raises for what the server does: an answer that failed says so in `error`."""
+        body = self._dialect.body(prompt, output_len)
+        heard = Heard(self._dialect, self._clock.now())
+        try:
+            async for chunk in self._transport.stream(self._dialect.path, body):
+                heard.take(chunk, self._clock.now())
+        except (BadReply, BenchError, ValueError) as error:
+            return heard.answer(str(error) or type(error).__name__)
+        return heard.answer("" if heard.is_done else "the stream ended without [DONE]")
+
+
+class Heard:
+    """An answer under way. All events of one network read arrived together: they make one Arrival."""
+
+    def __init__(self, dialect: Dialect, sent_s: float) -> None:
+        self.is_done = False
+        self._reader = dialect.reader()
+        self._parser = EventParser()
+        self._sent_s = sent_s
+        self._arrivals: list[Arrival] = []
+        self._token_ids: list[int] = []
+        self._text: list[str] = []
+        self._usage = Usage()
+
+    def take(self, chunk: bytes, now: float) -> None:
+        num_tokens = 0
+        for data in self._parser.feed(chunk):
+            if data == DONE:
+                self.is_done = True
+                continue
+            delta = self._reader.read(json.loads(data))
+            num_tokens += delta.num_tokens
+            self._keep(delta)
+        if num_tokens:
+            self._arrivals.append(Arrival(now, num_tokens))
+
+    def _keep(self, delta: Delta) -> None:
+        self._token_ids.extend(delta.token_ids)
+        self._text.append(delta.text)
+        self._usage = merged(self._usage, delta.usage)
+
+    def answer(self, error: str) -> Answer:
+        arrivals, ids = tuple(self._arrivals), tuple(self._token_ids)
+        return Answer(self._sent_s, arrivals, ids, "".join(self._text), self._usage, error)
+
+
+def merged(older: Usage, newer: Usage) -> Usage:
+    """Each field's last known value."""
+    values = {}
+    for field in fields(Usage):
+        value = getattr(newer, field.name)
+        values[field.name] = getattr(older, field.name) if value is None else value
+    return Usage(**values)

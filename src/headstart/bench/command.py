@@ -1,0 +1,112 @@
+"""`headstart bench`: measure one server or two, print tables, write the report and its pictures."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from headstart.bench.client import PerfClock
+from headstart.bench.compare import compare, render
+from headstart.bench.errors import BenchError
+from headstart.bench.machine import machine_facts
+from headstart.bench.measure import Means, Plan, Row, measure
+from headstart.bench.options import Options
+from headstart.bench.plan import addresses, described, paces, seeds, shapes
+from headstart.bench.plots import draw
+from headstart.bench.records import Record
+from headstart.bench.report import SCHEMA, load, save, table
+from headstart.bench.target import Target, connect, open_http
+from headstart.bench.workload import TokenSource
+
+
+def run(options: Options) -> int:
+    """The command. Returns the exit status: 1 with a message where there is no result."""
+    try:
+        if options.output.compare:
+            _compare_files(options.output.compare)
+        else:
+            _report(options, asyncio.run(measure_all(options, Console(stderr=True))))
+    except BenchError as error:
+        print(f"headstart bench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def measure_all(options: Options, console: Console) -> list[Row]:
+    """Every combination of prefix share, concurrency and seed, on each server in turns. Raises BenchError."""
+    clock = PerfClock()
+    async with AsyncExitStack() as stack:
+        targets = []
+        for address in addresses(options.target):
+            http = await stack.enter_async_context(open_http(address))
+            targets.append(await connect(address, http, clock))
+        if len({target.label for target in targets}) < len(targets):
+            raise BenchError("both servers would be called the same; give --label and --against-label")
+        progress = stack.enter_context(_progress(console))
+        rows = []
+        for number, plan in enumerate(_plans(options, targets)):
+            for target in targets[::-1] if number % 2 else targets:
+                rows.append(await _measure_one(options, plan, target, progress))
+    return sorted(rows, key=lambda row: [target.label for target in targets].index(row["label"]))
+
+
+async def _measure_one(options: Options, plan: Plan, target: Target, progress: Progress) -> Row:
+    num_turns = sum(len(session.turns) for session in (*plan.workload.warmup, *plan.workload.measured))
+    name = f"{target.label}: {plan.workload.name}, concurrency {plan.pace.max_concurrency or 'unlimited'}, seed {plan.seed}"
+    task = progress.add_task(name, total=num_turns + 1)
+
+    def advance(record: Record) -> None:
+        progress.advance(task)
+
+    means = Means(TokenSource(*options.load.token_ids), PerfClock(), options.load.prompt_format == "text", advance)
+    return await measure(plan, target, means)
+
+
+def _plans(options: Options, targets: list[Target]) -> Iterator[Plan]:
+    known = [length for target in targets if (length := target.facts["max_model_len"])]
+    for share, shape in shapes(options, min(known, default=None)):
+        for pace in paces(options):
+            for seed in seeds(options):
+                workload, flush = shape.build(seed), not options.load.no_flush
+                yield Plan(workload, described(shape), pace, seed, share, flush)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _report(options: Options, rows: list[Row]) -> None:
+    for row in rows:
+        share = "" if row["prefix_share"] is None else f", prefix share {row['prefix_share']}"
+        print(f"\n{row['label']}: {row['dataset_name']}, seed {row['seed']}{share}")
+        print(table(row))
+    machine = machine_facts()
+    if options.output.output_file:
+        save(Path(options.output.output_file), machine, rows, append=options.output.append)
+    if options.output.plots:
+        for path in draw(rows, Path(options.output.plots)):
+            print(f"drew {path}")
+    if options.target.against:
+        first = rows[0]["label"]
+        sides = ([row for row in rows if (row["label"] == first) is mine] for mine in (True, False))
+        a, b = ({"schema": SCHEMA, "machine": machine, "runs": side} for side in sides)
+        print(f"\nA is {first}, B is {b['runs'][0]['label']}")  # type: ignore[index]
+        print(render(*compare(a, b)))
+
+
+def _compare_files(paths: tuple[str, ...]) -> None:
+    if len(paths) != 2:
+        raise BenchError(f"--compare needs two reports, got {len(paths)}")
+    print(f"A is {paths[0]}, B is {paths[1]}")
+    print(render(*compare(*(load(Path(path)) for path in paths))))

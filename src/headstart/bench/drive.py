@@ -1,0 +1,147 @@
+"""Plays sessions against a client: closed loop by session, or open loop by due times."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Protocol
+
+from headstart.bench.context import Context, TextContext, TokenContext
+from headstart.bench.dialects import Prompt
+from headstart.bench.errors import BenchError
+from headstart.bench.records import Answer, Asked, Record
+from headstart.bench.reuse import ReuseIndex
+from headstart.bench.workload import Session, TokenSource, Turn
+from headstart.core.clock import Clock
+
+
+class Asks(Protocol):
+    """What Client does, as far as sessions need it."""
+
+    @property
+    def returns_ids(self) -> bool: ...
+
+    async def ask(self, prompt: Prompt, output_len: int) -> Answer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When requests are sent."""
+
+    max_concurrency: int | None = None
+    """Closed loop: sessions played at once, each with at most one request. Open loop: requests at once."""
+    request_rate: float = math.inf
+    """Closed loop: session starts per second, with exponential gaps."""
+    open_loop: bool = False
+    """Send each turn at its due time, though never before its predecessor was answered."""
+    speed: float = 1.0
+    """Divides delays and due times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a phase plays on."""
+
+    client: Asks
+    source: TokenSource
+    reuse: ReuseIndex
+    clock: Clock
+    sleep: Callable[[float], Awaitable[None]]
+    as_text: bool = False
+    on_record: Callable[[Record], None] = lambda record: None
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """`num_unsent`: later turns of sessions that broke off."""
+
+    records: tuple[Record, ...]
+    began_s: float
+    ended_s: float
+    num_unsent: int = 0
+
+    @property
+    def duration_s(self) -> float:
+        return self.ended_s - self.began_s
+
+
+async def play(sessions: Sequence[Session], pace: Pace, stage: Stage, rng: Random) -> Phase:
+    """Send everything and wait for every answer."""
+    continues = any(turn.keep != 0 for session in sessions for turn in session.turns[1:])
+    if continues and not stage.as_text and not stage.client.returns_ids:
+        raise BenchError("this server returns no token ids, which a continuing turn needs; use --prompt-format text")
+    limit = pace.max_concurrency
+    places: AbstractAsyncContextManager[object] = nullcontext() if limit is None else asyncio.Semaphore(limit)
+    begin_s = start_s = stage.clock.now()
+    players = []
+    for session in sessions:
+        if not pace.open_loop and math.isfinite(pace.request_rate):
+            start_s += rng.expovariate(pace.request_rate)
+        players.append(Player(session, pace, stage, start_s))
+    played = await asyncio.gather(*(player.play(places) for player in players))
+    records = tuple(record for some in played for record in some)
+    num_turns = sum(len(session.turns) for session in sessions)
+    return Phase(records, begin_s, stage.clock.now(), num_turns - len(records))
+
+
+class Player:
+    """One session."""
+
+    def __init__(self, session: Session, pace: Pace, stage: Stage, start_s: float) -> None:
+        self._session = session
+        self._pace = pace
+        self._stage = stage
+        self._start_s = start_s
+        self._context: Context = TextContext(stage.source) if stage.as_text else TokenContext(stage.source)
+
+    async def play(self, places: AbstractAsyncContextManager[object]) -> list[Record]:
+        """Turn after turn, up to the first that fails."""
+        if self._pace.open_loop:
+            return await self._play_open(places)
+        await self._until(self._start_s)
+        async with places:
+            return await self._play_closed()
+
+    async def _play_open(self, places: AbstractAsyncContextManager[object]) -> list[Record]:
+        records: list[Record] = []
+        for index, turn in enumerate(self._session.turns):
+            due_s = self._start_s + (turn.due_s or 0.0) / self._pace.speed
+            await self._until(due_s)
+            async with places:
+                records.append(await self._send(index, turn, due_s))
+            if not records[-1].is_complete:
+                break
+        return records
+
+    async def _play_closed(self) -> list[Record]:
+        records: list[Record] = []
+        for index, turn in enumerate(self._session.turns):
+            if turn.delay_s:
+                await self._stage.sleep(turn.delay_s / self._pace.speed)
+            records.append(await self._send(index, turn, None))
+            if not records[-1].is_complete:
+                break
+        return records
+
+    async def _until(self, at_s: float) -> None:
+        wait_s = at_s - self._stage.clock.now()
+        if wait_s > 0:
+            await self._stage.sleep(wait_s)
+
+    async def _send(self, index: int, turn: Turn, due_s: float | None) -> Record:
+        stage = self._stage
+        asked = Asked(self._session.name, index, self._session.group, turn.output_len)
+        prompt = self._context.prompt(turn)
+        if isinstance(prompt, list):
+            asked = replace(asked, prompt_len=len(prompt), possible_len=stage.reuse.longest(prompt))
+            stage.reuse.add(prompt)
+        answer = await stage.client.ask(prompt, turn.output_len)
+        self._context.answered(answer)
+        if isinstance(prompt, list):
+            stage.reuse.add(prompt + list(answer.token_ids))
+        late_s = 0.0 if due_s is None else max(0.0, answer.sent_s - due_s)
+        record = Record(replace(asked, late_s=late_s), answer)
+        stage.on_record(record)
+        return record

@@ -1,0 +1,38 @@
+"""Values that cannot be true. One of them fails a run: something between clock and server measures wrongly."""
+
+from collections.abc import Iterator
+
+from headstart.bench.records import Record
+
+
+def impossible(record: Record) -> list[str]:
+    """What cannot be true about a complete answer, one sentence each."""
+    name = f"{record.asked.session} turn {record.asked.turn + 1}"
+    return [f"{name}: {reason}" for reason in (*_times(record), *_counts(record), *_reuse(record))]
+
+
+def _times(record: Record) -> Iterator[str]:
+    if record.ttft_s <= 0:
+        yield f"a time to first token of {record.ttft_s} s"
+    if any(itl <= 0 for itl in record.itls_s):
+        yield "an inter-token latency of 0"
+    if record.num_tokens > 1 and len(record.answer.arrivals) == 1:
+        yield f"{record.num_tokens} tokens in one arrival: the answer was not streamed, its ITL would be 0"
+
+
+def _counts(record: Record) -> Iterator[str]:
+    asked, answer = record.asked, record.answer
+    if record.num_tokens != asked.output_len:
+        few = "fewer" if record.num_tokens < asked.output_len else "more"
+        yield f"{record.num_tokens} output tokens, {few} than the {asked.output_len} asked for"
+    if answer.token_ids and len(answer.token_ids) != record.num_tokens:
+        yield f"{len(answer.token_ids)} token ids for {record.num_tokens} tokens"
+    if asked.prompt_len is not None and record.prompt_len != asked.prompt_len:
+        yield f"{record.prompt_len} prompt tokens counted where {asked.prompt_len} were sent"
+
+
+def _reuse(record: Record) -> Iterator[str]:
+    for name in ("cached_tokens", "decode_prefix_len"):
+        value = getattr(record.answer.usage, name)
+        if value is not None and not 0 <= value <= record.prompt_len:
+            yield f"{name} of {value} for a prompt of {record.prompt_len} tokens"
