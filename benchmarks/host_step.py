@@ -28,16 +28,13 @@ from headstart.scheduler.limits import DecodeLimits
 NUM_PREFIXES = 8
 
 
-def build(args: argparse.Namespace) -> DecodeScheduler:
+def build(args: argparse.Namespace, sent: Counter[str]) -> DecodeScheduler:
     pages_each = -(-(args.prompt + args.steps + 64) // args.page_size)
     limits = DecodeLimits(args.running, 4 * args.running, 1 << 20, 1 << 20, 1 << 20, 128, gateway_silence_s=1e9)
     cache = PrefixCache(args.running * pages_each, args.page_size)
     spec = KVSpec(PROTOCOL_VERSION, "none", args.page_size, "bfloat16", 1, 1, 1, "none")
     ports = DecodePorts(b"", 1, MonotonicClock(), lambda to, message: sent.update([type(message).__name__]))
     return DecodeScheduler(WorkerRef("decode-0", 1), spec, limits, cache, ports)
-
-
-sent: Counter[str] = Counter()
 
 
 def submit(scheduler: DecodeScheduler, args: argparse.Namespace) -> None:
@@ -80,7 +77,8 @@ def main() -> None:
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--steps", type=int, default=400)
     args = parser.parse_args()
-    scheduler = build(args)
+    sent: Counter[str] = Counter()
+    scheduler = build(args, sent)
     submit(scheduler, args)
     while scheduler.load().counters.get("output_tokens", 0) < args.running:
         one_step(scheduler)
