@@ -82,7 +82,7 @@ soak: $(DEV_STAMP)  ## hours of random traffic over real processes
 	$(PYTEST) -m soak $(TEST_DIRS)
 
 chaos: $(DEV_STAMP)  ## kill, stop and disconnect real processes under load
-	$(TEST_ENV) $(BIN)/python -m pytest -m 'not soak' tests/integration -k 'kill or dies or disconnect or restart or drain'
+	$(TEST_ENV) $(BIN)/python -m pytest -m 'not soak' tests/integration -k 'kill or leave or sigterm or restart'
 
 clean:  ## remove .venv and what tests and builds left
 	rm -rf $(VENV) build dist bench-out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,10 +1,11 @@
 """Turn two moves only the delta: what the decode worker finds, and what it fetches, to the page and to the byte."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from random import Random
 
 import pytest
-from cluster import Cluster
+from cluster import DEMO, Cluster
 
 NUM_TURNS = 6
 
@@ -77,3 +78,36 @@ def test_a_repeated_prompt_calls_no_prefill_worker_with_default_settings(demo: C
     assert again["bytes_moved"] == 0
     assert again["decode_prefix_len"] > 0
     assert demo.total("prefill-0", "calls") == calls
+
+
+@pytest.mark.full
+def test_twenty_chats_at_temperature_one_find_all_of_their_last_turn_through_the_token_memory(demo: Cluster) -> None:
+    """Text goes out and comes back: without the exact ids behind it, some answers would be read as other tokens."""
+    with ThreadPoolExecutor(8) as pool:
+        chats = list(pool.map(lambda seed: chat(demo, seed), range(20)))
+    for turns in chats:
+        for previous, turn in pairwise(turns):
+            known = previous["prompt_tokens"] + previous["completion_tokens"] - 1
+            assert turn["headstart"]["decode_prefix_len"] == known // demo.page_size * demo.page_size
+
+
+def chat(cluster: Cluster, seed: int) -> list[dict]:
+    """Six turns of text; the usage of each."""
+    subjects = ["lighthouses", "bread", "volcanoes", "chess", "rivers", "clouds", "glass", "bees", "maps", "bridges"]
+    questions = [
+        "Tell me about",
+        "What is hard about",
+        "Why do people like",
+        "Write a line on",
+        "Who studies",
+        "Sum up",
+    ]
+    messages: list[dict] = []
+    turns = []
+    for turn in range(NUM_TURNS):
+        messages.append({"role": "user", "content": f"{questions[turn]} {subjects[(seed + turn) % len(subjects)]}."})
+        body = {"model": DEMO, "messages": messages, "temperature": 1.0, "seed": seed, "max_tokens": 16}
+        answer = cluster.http.post("/v1/chat/completions", json=body).raise_for_status().json()
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        turns.append(answer["usage"])
+    return turns

@@ -17,7 +17,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from headstart.config.errors import ConfigError
 from headstart.config.resolve import threads_for
-from headstart.config.settings import GatewaySettings, WorkerSettings
+from headstart.config.settings import GatewaySettings, ModelSettings, WorkerSettings
+from headstart.model.info import parse_overrides, read_model_info
 from headstart.model.source import resolve_model
 from headstart.observe.logs import set_up_logging
 from headstart.wire.channels import TO_WORKER
@@ -52,6 +53,7 @@ def serve(plan: ServePlan) -> int:
     console = Console(stderr=True)
     check_ports(plan.gateway)
     folder = prepare_model(plan.model, console)
+    check_context(folder, plan.worker.model)
     num_workers = plan.num_prefill + plan.num_decode
     console.print(f"starting gateway, {plan.num_prefill} prefill and {plan.num_decode} decode, model {plan.model_name}")
     wiring = open_wiring(plan.worker.cluster)
@@ -85,6 +87,14 @@ def prepare_model(model: str, console: Console | None = None) -> Path:
     """The model's folder; a GGUF file is converted once, with a progress bar."""
     with _progress(console or Console(stderr=True)) as progress:
         return resolve_model(model, progress)
+
+
+def check_context(folder: Path, settings: ModelSettings) -> None:
+    """Raise ConfigError for a context that the model was not made for: found here, it costs no start of a worker."""
+    info = read_model_info(folder, parse_overrides(settings.json_model_override_args))
+    wanted = settings.context_length
+    if wanted != "auto" and wanted > info.context_len:
+        raise ConfigError(f"--context-length {wanted} is more than the {info.context_len} tokens of {folder.name}")
 
 
 @contextmanager
