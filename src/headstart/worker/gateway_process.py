@@ -82,7 +82,7 @@ def run_gateway_process(spec: GatewaySpec) -> NoReturn:
 
 async def _serve(spec: GatewaySpec) -> None:
     listener = _listen(spec.settings)
-    wiring = open_wiring(spec.worker.cluster)
+    wiring = open_wiring(spec.worker.cluster).wiring
     router = Router.bind(wiring, control_bind_url(spec.settings), FROM_WORKER)
     loop = asyncio.get_running_loop()
     line = ControlLine(router)

@@ -1,9 +1,11 @@
 """Addresses and security of a worker's sockets."""
 
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
 from headstart.config.errors import ConfigError
 from headstart.config.settings import ClusterSettings, GatewaySettings
@@ -11,17 +13,31 @@ from headstart.wire.security import CurveKeys, Security, authenticate
 from headstart.wire.sockets import Context, Wiring
 
 
-def open_wiring(settings: ClusterSettings) -> Wiring:
+@dataclass(frozen=True, slots=True)
+class OpenWiring:
+    """A process's ZeroMQ context, and who lets members in where the cluster has a key."""
+
+    wiring: Wiring
+    authenticator: ThreadAuthenticator | None
+
+    def close(self) -> None:
+        """Once every socket is closed: returns when their last messages have left or lingered out."""
+        if self.authenticator is not None:
+            self.authenticator.stop()
+        self.wiring.context.term()
+
+
+def open_wiring(settings: ClusterSettings) -> OpenWiring:
     """A ZeroMQ context that speaks CURVE where the cluster has a key. Raises ConfigError for a bad key file.
 
     All processes of a cluster hold one key pair: whoever has it is a member.
     """
-    context: Context = zmq.Context()
     if not settings.cluster_key:
-        return Wiring(context, security=Security(insecure=settings.insecure_control))
+        return OpenWiring(Wiring(zmq.Context(), security=Security(insecure=settings.insecure_control)), None)
     public, secret = read_cluster_key(Path(settings.cluster_key))
-    authenticate(context, [public])
-    return Wiring(context, security=Security(CurveKeys(public, secret, server=public)))
+    context: Context = zmq.Context()
+    keys = CurveKeys(public, secret, server=public)
+    return OpenWiring(Wiring(context, security=Security(keys)), authenticate(context, [public]))
 
 
 def read_cluster_key(path: Path) -> tuple[bytes, bytes]:

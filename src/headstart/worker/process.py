@@ -30,14 +30,14 @@ from headstart.observe.decode_line import LoadLine
 from headstart.observe.logs import set_up_logging
 from headstart.wire.channels import TO_PREFILL, TO_WORKER
 from headstart.wire.errors import WireError
-from headstart.wire.sockets import Dealer, Router, Wiring
+from headstart.wire.sockets import Dealer, Router
 from headstart.worker.exits import Exit
 from headstart.worker.heartbeat import HeartbeatThread
 from headstart.worker.lock import NameLock, NameTaken, runtime_dir
 from headstart.worker.loop import LoopParts, Vitals, WorkerLoop
 from headstart.worker.messenger import GATEWAY, Messenger
 from headstart.worker.parent import die_with_parent
-from headstart.worker.ports import control_url, open_wiring, peer_url
+from headstart.worker.ports import OpenWiring, control_url, open_wiring, peer_url
 from headstart.worker.spec import WorkerSpec, default_names, read_spec, thread_environment
 from headstart.worker.wake import Waker
 
@@ -107,7 +107,7 @@ def _run(spec: WorkerSpec) -> Exit:
 class _Lines:
     """A worker's open sockets."""
 
-    wiring: Wiring
+    opened: OpenWiring
     messenger: Messenger
     beats: Dealer
     waker: Waker
@@ -116,12 +116,13 @@ class _Lines:
     def close(self) -> None:
         self.messenger.close()
         self.beats.close()
-        self.wiring.context.term()
+        self.opened.close()
 
 
 def _open_lines(spec: WorkerSpec, worker: WorkerRef) -> _Lines:
     waker = Waker.open()
-    wiring = open_wiring(spec.settings.cluster)
+    opened = open_wiring(spec.settings.cluster)
+    wiring = opened.wiring
     control = control_url(spec.join)
     gateway = Dealer.connect(wiring, control, str(worker), TO_WORKER)
     beats = Dealer.connect(wiring, control, f"hb:{worker}", TO_WORKER)
@@ -132,7 +133,7 @@ def _open_lines(spec: WorkerSpec, worker: WorkerRef) -> _Lines:
         peer_address = f"{host_url}:{peers.address.rpartition(':')[2]}"
     messenger = Messenger(worker, wiring, gateway, peers, waker, zmq.Poller())
     messenger.start()
-    return _Lines(wiring, messenger, beats, waker, peer_address)
+    return _Lines(opened, messenger, beats, waker, peer_address)
 
 
 def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_bytes: int) -> bool:

@@ -56,7 +56,7 @@ def serve(plan: ServePlan) -> int:
     check_context(folder, plan.worker.model)
     num_workers = plan.num_prefill + plan.num_decode
     console.print(f"starting gateway, {plan.num_prefill} prefill and {plan.num_decode} decode, model {plan.model_name}")
-    wiring = open_wiring(plan.worker.cluster)
+    wiring = open_wiring(plan.worker.cluster).wiring
     control = Dealer.connect(wiring, control_url(plan.gateway.control_address), "launcher", TO_WORKER)
     ports = LauncherPorts(control, Readiness(plan.gateway, num_workers), Waker.open())
 

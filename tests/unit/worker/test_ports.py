@@ -1,0 +1,69 @@
+"""A cluster's key lets members in, keeps others out, and a malformed one is refused by name."""
+
+from pathlib import Path
+
+import pytest
+
+from headstart.config.errors import ConfigError
+from headstart.config.settings import ClusterSettings
+from headstart.core.messages import Leave, WorkerRef
+from headstart.wire.channels import FROM_WORKER, TO_WORKER
+from headstart.wire.sockets import Dealer, Router
+from headstart.worker.ports import OpenWiring, control_url, new_cluster_key, open_wiring, peer_url
+
+
+def member(directory: Path, name: str, key: str) -> OpenWiring:
+    path = directory / name
+    path.write_text(key)
+    return open_wiring(ClusterSettings(cluster_key=str(path)))
+
+
+def reaches(server: OpenWiring, client: OpenWiring) -> bool:
+    """Whether a message of `client` arrives at a Router of `server`; closes both."""
+    router = Router.bind(server.wiring, "tcp://127.0.0.1:0", FROM_WORKER)
+    port = router.address.rpartition(":")[2]
+    dealer = Dealer.connect(client.wiring, f"tcp://127.0.0.1:{port}", "decode-0#1", TO_WORKER)
+    dealer.send(Leave(WorkerRef("decode-0", 1)))
+    router.socket.poll(1000)
+    arrived = bool(router.drain())
+    dealer.close()
+    router.close()
+    client.close()
+    server.close()
+    return arrived
+
+
+def test_whoever_has_the_clusters_key_is_let_in(tmp_path: Path) -> None:
+    key = new_cluster_key()
+    assert reaches(member(tmp_path, "a", key), member(tmp_path, "b", key))
+
+
+def test_another_clusters_key_is_not(tmp_path: Path) -> None:
+    assert not reaches(member(tmp_path, "a", new_cluster_key()), member(tmp_path, "b", new_cluster_key()))
+
+
+def test_a_process_without_a_key_is_not(tmp_path: Path) -> None:
+    assert not reaches(member(tmp_path, "a", new_cluster_key()), open_wiring(ClusterSettings()))
+
+
+@pytest.mark.parametrize("content", ["", "only-one", "two words that are no keys", new_cluster_key().split()[0] * 2])
+def test_a_malformed_key_file_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    with pytest.raises(ConfigError, match="--cluster-key"):
+        member(tmp_path, "bad", content)
+
+
+def test_a_key_pair_whose_halves_do_not_belong_together_is_refused(tmp_path: Path) -> None:
+    public, _ = new_cluster_key().split()
+    _, secret = new_cluster_key().split()
+    with pytest.raises(ConfigError, match="belong together"):
+        member(tmp_path, "mixed", f"{public}\n{secret}\n")
+
+
+def test_a_worker_that_joins_on_this_machine_listens_on_loopback_only() -> None:
+    assert control_url("localhost:8001") == "tcp://127.0.0.1:8001"
+    assert peer_url("127.0.0.1:8001") == "tcp://127.0.0.1"
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--join"):
+        control_url("127.0.0.1:port")
