@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headstart.attention.copies import Copy, CopyCache
 from headstart.attention.segments import PrefixOrder, find_segments
 from headstart.core.arrays import Int32Array
 from headstart.core.layout import pages_for
@@ -26,6 +27,10 @@ MIN_SHARE = 256
 """Tokens below which one more flash call costs more than rereading the prefix for each row."""
 
 _NO_SHARING = 1 << 62
+_SETTLED_UNIT = 256
+"""A single-token row's private pages are copied in multiples of this many tokens, so that a copy serves many steps."""
+_SETTLED_MIN = 512
+"""Private tokens from which a copy of the settled part saves more than its own flash call costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class AttentionRow:
     pages: Int32Array
     start: int
     num_new: int
+    tokens: Int32Array | None = None  # [>= start] what positions [0, start) hold, where known: permits copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class _Segment:
     blocks: torch.Tensor  # [2 * kv_heads * pages] rows of the layer's block view, key blocks first
     kv_len: int
     tokens: torch.Tensor | None  # [n] indices of query tokens; None: all, in order
+    copy: Copy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,45 +71,79 @@ class _Tails:
 
 
 class CpuAttention:
-    """Plans steps over one pool tensor `[pages, layers, 2, kv_heads, page, head_dim]` in CPU memory."""
+    """Plans steps over one pool tensor `[pages, layers, 2, kv_heads, page, head_dim]` in CPU memory.
 
-    def __init__(self, pool: torch.Tensor, grouped: bool = True) -> None:
+    `copy_bytes` bounds the copies of shared and settled pages that are kept between steps; 0 gathers at every step.
+    """
+
+    def __init__(self, pool: torch.Tensor, grouped: bool = True, copy_bytes: int = 0) -> None:
+        num_pages, num_layers, _, kv_heads, page_size, _ = pool.shape
+        token_bytes = pool.numel() // (num_pages * page_size) * pool.element_size()
         self._pool = pool
-        self._grouped = grouped
+        self._geometry = _Geometry(num_layers, kv_heads, page_size)
+        self._min_share = MIN_SHARE if grouped else _NO_SHARING
         self._prefixes = PrefixOrder()
+        self._copies = CopyCache(token_bytes, copy_bytes)
 
     def begin(self, rows: Sequence[AttentionRow]) -> "CpuStep":
         """Plan one step of at least one row. Query tokens are the rows' new tokens, in row order."""
-        _, num_layers, _, kv_heads, page_size, _head_dim = self._pool.shape
-        geometry = _Geometry(num_layers, kv_heads, page_size)
+        self._copies.begin_step()
         starts = np.array([row.start for row in rows], np.int64)
         num_new = np.array([row.num_new for row in rows], np.int64)
         firsts = np.concatenate(([0], np.cumsum(num_new)))
-        min_share = MIN_SHARE if self._grouped else _NO_SHARING
-        segments = find_segments([row.pages for row in rows], starts, page_size, min_share, prefixes=self._prefixes)
-        shared = [
-            _segment(geometry, rows[members[0]].pages, int(tok0), int(tok1), _tokens_of(members, firsts))
-            for members, tok0, tok1 in (
-                (segments.order[lo:hi], tok0, tok1)
-                for lo, hi, tok0, tok1 in zip(segments.lo, segments.hi, segments.tok0, segments.tok1, strict=True)
-            )
-        ]
-        private0 = segments.private0.astype(np.int64)
-        chunks = [_Chunk(int(firsts[r]), int(num_new[r])) for r in np.flatnonzero(num_new > 1)]
-        prefixes = [
-            _segment(geometry, rows[r].pages, int(private0[r]), int(starts[r]), np.arange(firsts[r], firsts[r + 1]))
-            for r in np.flatnonzero((num_new > 1) & (starts > private0))
-        ]
+        segments, private0 = self._shared(rows, starts, firsts)
+        for r in np.flatnonzero((num_new > 1) & (starts > private0)).tolist():
+            span = np.arange(firsts[r], firsts[r + 1])
+            segments.append(self._segment(rows[r], int(private0[r]), int(starts[r]), span, keep=False))
         decode = np.flatnonzero(num_new == 1)
+        for r in decode.tolist():
+            settled = self._settled(rows[r], int(private0[r]), int(firsts[r]))
+            if settled is not None:
+                segments.append(settled)
+                private0[r] += settled.kv_len
         buckets = _length_buckets(decode, starts[decode] + 1 - private0[decode])
-        tails = [_tails(geometry, rows, bucket, private0, firsts, self._pool.dtype) for bucket in buckets]
         return CpuStep(
             self._pool,
-            destinations=torch.from_numpy(_write_vectors(geometry, rows)),
-            segments=[_whole(segment, int(firsts[-1])) for segment in shared + prefixes],
-            chunks=chunks,
-            tails=tails,
+            destinations=torch.from_numpy(_write_vectors(self._geometry, rows)),
+            segments=[_whole(segment, int(firsts[-1])) for segment in segments],
+            chunks=[_Chunk(int(firsts[r]), int(num_new[r])) for r in np.flatnonzero(num_new > 1)],
+            tails=[_tails(self._geometry, rows, bucket, private0, firsts) for bucket in buckets],
         )
+
+    def _shared(
+        self, rows: Sequence[AttentionRow], starts: NDArray[np.int64], firsts: NDArray[np.int64]
+    ) -> tuple[list[_Segment], NDArray[np.int64]]:
+        """What rows have in common, and where the private part of each begins."""
+        tables = [row.pages for row in rows]
+        found = find_segments(tables, starts, self._geometry.page_size, self._min_share, prefixes=self._prefixes)
+        segments = []
+        for lo, hi, tok0, tok1 in zip(found.lo, found.hi, found.tok0, found.tok1, strict=True):
+            members = sorted(found.order[lo:hi].tolist())
+            known = next((rows[r] for r in members if rows[r].tokens is not None), rows[members[0]])
+            tokens = np.concatenate([np.arange(firsts[r], firsts[r + 1]) for r in members])
+            segments.append(self._segment(known, int(tok0), int(tok1), tokens))
+        return segments, found.private0.astype(np.int64)
+
+    def _segment(
+        self, row: AttentionRow, tok0: int, tok1: int, tokens: NDArray[np.int64], keep: bool = True
+    ) -> _Segment:
+        """[tok0, tok1) of `row` for the query tokens `tokens`, with a copy if it may and can be kept."""
+        page_size = self._geometry.page_size
+        span = row.pages[tok0 // page_size : pages_for(tok1, page_size)]
+        copy = None
+        if keep and row.tokens is not None:
+            copy = self._copies.find(span, tok1 - tok0, row.tokens[:tok1])
+        blocks = self._geometry.blocks(span.astype(np.int64))
+        return _Segment(blocks, tok1 - tok0, torch.from_numpy(tokens), copy)
+
+    def _settled(self, row: AttentionRow, private0: int, token: int) -> _Segment | None:
+        """The part of a single-token row's private pages that later steps will read unchanged, if worth a copy."""
+        unit = pages_for(_SETTLED_UNIT, self._geometry.page_size) * self._geometry.page_size
+        end = row.start // unit * unit
+        if row.tokens is None or end - private0 < _SETTLED_MIN:
+            return None
+        segment = self._segment(row, private0, end, np.array([token]))
+        return segment if segment.copy is not None else None
 
 
 class CpuStep:
@@ -161,10 +202,19 @@ class CpuStep:
         block_view = self._pool.view(-1, page_size * head_dim)[layer * 2 * kv_heads :]
         return block_view.index_select(0, blocks).view(2, kv_heads, -1, head_dim).to(dtype)
 
+    def _read(self, layer: int, segment: _Segment, dtype: torch.dtype) -> torch.Tensor:
+        """The segment's keys and values, [2, kv_heads, kv_len, head_dim]."""
+        if segment.copy is None:
+            return self._gather(layer, segment.blocks, dtype)[:, :, : segment.kv_len]
+        kept = segment.copy.layers.get(layer)
+        if kept is None:
+            kept = segment.copy.layers[layer] = self._gather(layer, segment.blocks, dtype)
+        return kept
+
     def _attend_segment(
         self, layer: int, segment: _Segment, query: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = self._gather(layer, segment.blocks, query.dtype)[:, :, : segment.kv_len]
+        keys, values = self._read(layer, segment, query.dtype)
         kv_heads, num_queries = keys.shape[0], query.shape[0]
         packed = (
             query.view(num_queries, kv_heads, -1, query.shape[-1])
@@ -213,20 +263,10 @@ def _write_vectors(geometry: _Geometry, rows: Sequence[AttentionRow]) -> NDArray
     return (first[None, :, None] + planes).ravel()
 
 
-def _tokens_of(members: Int32Array, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([np.arange(firsts[row], firsts[row + 1]) for row in sorted(members.tolist())])
-
-
-def _segment(geometry: _Geometry, pages: Int32Array, tok0: int, tok1: int, tokens: NDArray[np.int64]) -> _Segment:
-    page_size = geometry.page_size
-    span = pages[tok0 // page_size : pages_for(tok1, page_size)].astype(np.int64)
-    return _Segment(geometry.blocks(span), tok1 - tok0, torch.from_numpy(tokens))
-
-
 def _whole(segment: _Segment, num_tokens: int) -> _Segment:
     """Query tokens are unique and ascending, so a segment of as many as there are reads them in order."""
     if segment.tokens is not None and len(segment.tokens) == num_tokens:
-        return _Segment(segment.blocks, segment.kv_len, None)
+        return _Segment(segment.blocks, segment.kv_len, None, segment.copy)
     return segment
 
 
@@ -245,7 +285,6 @@ def _tails(
     members: NDArray[np.int64],
     private0: NDArray[np.int64],
     firsts: NDArray[np.int64],
-    dtype: torch.dtype,
 ) -> _Tails:
     page_size, kv_heads = geometry.page_size, geometry.kv_heads
     lens = np.array([rows[r].start + 1 - private0[r] for r in members])

@@ -26,6 +26,8 @@ from headstart.model.load import load_model
 from headstart.model.source import WeightSource
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_COPY_SHARE = 0.25
+"""Of the pool's size: contiguous copies of shared and settled pages that the CPU attention keeps between steps."""
 _BF16_CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -132,7 +134,7 @@ def _info(config: ExecutorConfig) -> ModelInfo:
 def _attention(config: ExecutorConfig, pool: KVPool) -> AttentionBackend:
     if config.device != "cpu":
         raise WorkerError(f"attention on {config.device!r} is not built")
-    return CpuAttention(pool.data, grouped=config.grouped_attention)
+    return CpuAttention(pool.data, config.grouped_attention, copy_bytes=int(pool.data.nbytes * _COPY_SHARE))
 
 
 def _cpu_flags() -> set[str]:

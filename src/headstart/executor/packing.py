@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from headstart.attention.torch_cpu import AttentionRow
-from headstart.core.batch import Batch
+from headstart.core.batch import Batch, Row
 from headstart.executor.sampler import SampleTask
 
 
@@ -32,6 +32,12 @@ def pack(batch: Batch, device: str) -> PackedBatch:
         input_ids=torch.from_numpy(tokens).unsqueeze(0).to(device),
         position_ids=torch.from_numpy(positions).unsqueeze(0).to(device),
         logits_to_keep=torch.tensor([int(last[i]) for i, _ in sampled], dtype=torch.int64, device=device),
-        rows=tuple(AttentionRow(row.pages, row.start, len(row.tokens)) for row in batch.rows),
+        rows=tuple(_attention_row(row) for row in batch.rows),
         tasks=tuple(SampleTask(row.row_id, row.sample) for _, row in sampled if row.sample is not None),
     )
+
+
+def _attention_row(row: Row) -> AttentionRow:
+    """A sampled row's context tells what its pages hold."""
+    tokens = row.sample.context if row.sample is not None and len(row.sample.context) >= row.start else None
+    return AttentionRow(row.pages, row.start, len(row.tokens), tokens)
