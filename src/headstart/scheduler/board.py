@@ -161,11 +161,12 @@ class Board:
                 del self.ready[ref]
             case Running():
                 del self.running[ref]
+        if self.launched is not None and self.launched.has(entry):
+            pages = entry.lease.pages  # before the commit, which may give up some that the step touches
+            self.cache.hold(pages)
+            self.launched.held.append(pages)
         self.commit(entry)
         self.unpark(self.claims.end(ref))
-        if self.launched is not None and self.launched.has(entry):
-            self.cache.hold(entry.lease.pages)
-            self.launched.held.append(entry.lease.pages)
         self.cache.release(entry.lease)
 
     # ---- pages -------------------------------------------------------------------------------------------------------
