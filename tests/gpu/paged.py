@@ -35,6 +35,7 @@ class Spec:
     tile_rows: int = 16
     block: int = 64
     warps: int = 4
+    swap: bool = False
 
     @property
     def heads(self) -> HeadShape:
@@ -42,7 +43,7 @@ class Spec:
 
     @property
     def tile(self) -> TileShape:
-        return TileShape(self.tile_rows, self.block, self.warps, stages=3, programs_per_sm=2)
+        return TileShape(self.tile_rows, self.block, self.warps, stages=3, programs_per_sm=2, swap=self.swap)
 
     @property
     def fp8(self) -> bool:

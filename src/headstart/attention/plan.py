@@ -74,11 +74,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """What items are cut from: the shared segments, then one private segment a row."""
+    """What items are cut from: the shared segments, then each row's private one, rows in `segments.order`."""
 
     segments: Segments
-    starts: Int64Array  # [rows]
-    q_lens: Int64Array  # [rows]
+    starts: Int64Array  # [rows] in row order
+    q_lens: Int64Array  # [rows] in row order
     tok0: Int64Array  # [ranges]
     length: Int64Array  # [ranges] tokens
     q_lo: Int64Array  # [ranges] query tokens q_list[q_lo : q_lo + num_q]
@@ -127,29 +127,23 @@ def build_plan(
 
 
 def _ranges(segments: Segments, starts: Int64Array, q_lens: Int64Array, tiling: Tiling) -> _Ranges:
-    num_rows = len(starts)
-    q_ptr = np.zeros(num_rows + 1, np.int64)
-    np.cumsum(q_lens[segments.order], out=q_ptr[1:])
-    tok0 = np.concatenate([segments.tok0, segments.private0], dtype=np.int64)
-    q_lo = np.concatenate([q_ptr[segments.lo], q_ptr[_inverse(segments.order)]])
-    num_q = np.concatenate([q_ptr[segments.hi] - q_lo[: len(segments.lo)], q_lens])
+    order = segments.order
+    q_ptr = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(q_lens[order], out=q_ptr[1:])
+    tok0 = np.concatenate([segments.tok0, segments.private0[order]], dtype=np.int64)
+    q_lo = np.concatenate([q_ptr[segments.lo], q_ptr[:-1]])
+    num_q = np.concatenate([q_ptr[segments.hi], q_ptr[1:]]) - q_lo
     return _Ranges(
         segments,
         starts,
         q_lens,
         tok0=tok0,
-        length=np.concatenate([segments.tok1, starts + q_lens]) - tok0,
+        length=np.concatenate([segments.tok1, (starts + q_lens)[order]]) - tok0,
         q_lo=q_lo,
         num_q=num_q,
         tiles=(num_q + (tiling.q_tile - 1)) // tiling.q_tile,
-        one_each=int(q_ptr[-1]) == num_rows,
+        one_each=int(q_ptr[-1]) == len(order),
     )
-
-
-def _inverse(permutation: Int32Array) -> Int64Array:
-    inverse = np.empty(len(permutation), np.int64)
-    inverse[permutation] = np.arange(len(permutation))
-    return inverse
 
 
 def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
@@ -163,33 +157,50 @@ def _try_plan(ranges: _Ranges, tiling: Tiling, chunk: int) -> Plan | None:
     cut = _cut(ranges, tiling, chunk)
     if int(cut.count @ ranges.tiles) > tiling.max_items:
         return None
-    row_of, index_in_row = _query_tokens(ranges)
-    slot_ptr = _slot_pointers(ranges, cut, row_of, index_in_row, tiling.q_tile)
+    order = ranges.segments.order
+    private = slice(len(ranges.segments.lo), None)
+    if ranges.one_each:
+        q_list, row_of, pos_of = order, np.arange(len(order), dtype=np.int32), ranges.starts.astype(np.int32)
+        slots = cut.ordinal[private] + cut.count[private]
+    else:
+        q_list, row_of, pos_of, slots = _query_tokens(ranges, cut, tiling.q_tile)
+    slot_ptr = np.zeros(len(q_list) + 1, np.int32)
+    slot_ptr[1:][q_list] = slots
+    np.cumsum(slot_ptr, out=slot_ptr)
     if slot_ptr[-1] > tiling.max_slots:
         return None
-    order = ranges.segments.order
-    by_row = slice(len(ranges.segments.lo), None)
-    last_chunk = ranges.tok0[by_row] + (cut.count[by_row] - 1) * cut.size[by_row]
+    tail_limit = np.empty(len(order), np.int32)
+    tail_limit[order] = ranges.tok0[private] + (cut.count[private] - 1) * cut.size[private] + chunk
     return Plan(
         items=_items(ranges, cut, tiling.q_tile),
-        q_list=order if ranges.one_each else np.argsort(_inverse(order)[row_of], kind="stable").astype(np.int32),
+        q_list=q_list,
         slot_ptr=slot_ptr,
-        row_of=row_of.astype(np.int32),
-        pos_of=(ranges.starts[row_of] + index_in_row).astype(np.int32),
-        tail_limit=(last_chunk + chunk).astype(np.int32),
+        row_of=row_of,
+        pos_of=pos_of,
+        tail_limit=tail_limit,
         segments=ranges.segments,
         chunk=chunk,
     )
 
 
-def _query_tokens(ranges: _Ranges) -> tuple[Int64Array, Int64Array]:
-    """[query tokens] row and index in the row of each."""
-    rows = np.arange(len(ranges.starts))
-    if ranges.one_each:
-        return rows, np.zeros_like(rows)
-    row_of = np.repeat(rows, ranges.q_lens)
+def _query_tokens(ranges: _Ranges, cut: _Cut, q_tile: int) -> tuple[Int32Array, Int32Array, Int32Array, Int64Array]:
+    """`q_list`, `row_of`, `pos_of`, and by place in q_list the slots of a token.
+
+    A token has a slot for each chunk on its path and for those of its own that its tile reads.
+    """
+    order = ranges.segments.order
+    num_q = ranges.q_lens[order]
+    place = np.repeat(np.arange(len(order)), num_q)  # of each token's row in the order
+    index = np.arange(len(place)) - ranges.q_lo[-len(order) :][place]
     first = np.cumsum(ranges.q_lens) - ranges.q_lens
-    return row_of, np.arange(len(row_of)) - first[row_of]
+    q_list = first[order[place]] + index
+    private = len(ranges.segments.lo) + place
+    tile_end = np.minimum((index // q_tile + 1) * q_tile, num_q[place])
+    seen = ranges.length[private] - num_q[place] + tile_end
+    slots = cut.ordinal[private] - seen // -cut.size[private]
+    row_of = np.repeat(np.arange(len(order), dtype=np.int32), ranges.q_lens)
+    pos_of = np.arange(len(place)) + (ranges.starts - first)[row_of]
+    return q_list.astype(np.int32), row_of, pos_of.astype(np.int32), slots
 
 
 def _cut(ranges: _Ranges, tiling: Tiling, chunk: int) -> _Cut:
@@ -204,21 +215,8 @@ def _cut(ranges: _Ranges, tiling: Tiling, chunk: int) -> _Cut:
     path_len = [0] * (len(parents) + 1)  # chunks up to each segment's end; the last entry stands for "no parent"
     for i, (parent, chunks) in enumerate(zip(parents, count[: len(parents)].tolist(), strict=True)):
         path_len[i] = path_len[parent] + chunks
-    parent_of = np.concatenate([ranges.segments.parent, ranges.segments.row_parent])
+    parent_of = np.concatenate([ranges.segments.parent, ranges.segments.row_parent[ranges.segments.order]])
     return _Cut(size, count, ordinal=np.array(path_len)[parent_of])
-
-
-def _slot_pointers(ranges: _Ranges, cut: _Cut, row_of: Int64Array, index_in_row: Int64Array, q_tile: int) -> Int32Array:
-    """[query tokens + 1] a token has a slot for each chunk on its path and for those of its own that its tile reads."""
-    private = slice(len(ranges.segments.lo), None)
-    before, count = cut.ordinal[private], cut.count[private]
-    if not ranges.one_each:
-        tile_end = np.minimum((index_in_row // q_tile + 1) * q_tile, ranges.q_lens[row_of])
-        seen = ranges.starts[row_of] + tile_end - ranges.tok0[private][row_of]
-        before, count = before[row_of], -(-seen // cut.size[private][row_of])
-    slot_ptr = np.zeros(len(row_of) + 1, np.int32)
-    np.cumsum(before + count, out=slot_ptr[1:])
-    return slot_ptr
 
 
 def _items(ranges: _Ranges, cut: _Cut, q_tile: int) -> Int32Array:
@@ -226,17 +224,18 @@ def _items(ranges: _Ranges, cut: _Cut, q_tile: int) -> Int32Array:
 
     Tiles of the same keys are neighbours, so all but the first find them in the cache.
     """
-    num_shared = len(ranges.segments.lo)
+    segments = ranges.segments
+    num_shared = len(segments.lo)
     by_range = np.empty((ITEM_WIDTH, len(cut.count)), np.int32)
-    by_range[SRC_ROW, :num_shared] = ranges.segments.order[ranges.segments.lo]
-    by_range[SRC_ROW, num_shared:] = np.arange(len(ranges.starts))
+    by_range[SRC_ROW, :num_shared] = segments.order[segments.lo]
+    by_range[SRC_ROW, num_shared:] = segments.order
     by_range[TOK0] = ranges.tok0
     by_range[N_TOK] = cut.size
     by_range[Q_OFF] = ranges.q_lo
     by_range[N_Q] = ranges.num_q
     by_range[ORDINAL] = cut.ordinal
     by_range[FLAGS, :num_shared] = 0
-    by_range[FLAGS, num_shared:] = OPEN if ranges.one_each else np.where(ranges.q_lens > 1, CAUSAL, OPEN)
+    by_range[FLAGS, num_shared:] = OPEN if ranges.one_each else np.where(ranges.num_q[num_shared:] > 1, CAUSAL, OPEN)
     by_range[_END] = ranges.tok0 + ranges.length
     longest_first = np.argsort(-cut.size, kind="stable")
     total = (cut.count * ranges.tiles)[longest_first]

@@ -5,9 +5,11 @@ the common length of neighbours then gives the whole tree, to any depth (its nod
 common length stays above a bound).
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,39 +34,71 @@ class Segments:
 
 
 class PrefixOrder:
-    """Sorts page tables and finds what neighbours have in common; remembers both between batches.
+    """Page tables in the order of their page ids, and what neighbours have in common; kept up between batches.
 
     A table must be a fresh array after every change, never edited in place: it is recognised by identity.
     """
 
     def __init__(self) -> None:
-        self._keys: dict[int, tuple[bytes, Int32Array]] = {}  # by id, in order; holding a table keeps its id its own
-        self._before: dict[int, tuple[int, int]] = {}  # id -> (id of the table before it, pages in common)
+        self._ids: list[int] = []  # of the tables, in order
+        self._keys: list[bytes] = []  # their bytes
+        self._common: list[int] = []  # leading pages each has in common with the one before it
+        self._held: dict[int, Int32Array] = {}  # holding a table keeps its id its own
 
     def sort(self, tables: Sequence[Int32Array]) -> tuple[list[int], list[int]]:
-        """Rows in the order of their page ids, and the leading pages each has in common with the row before it."""
-        row_of = {id(table): row for row, table in enumerate(tables)}
+        """Rows in order, and the leading pages each has in common with the row before it; 0 for the first."""
+        row_of = dict(zip(map(id, tables), range(len(tables)), strict=True))
         if len(row_of) < len(tables):  # rows with one table between them
-            tables = [table if row_of[id(table)] == row else table.copy() for row, table in enumerate(tables)]
-            return self.sort(tables)
-        keys = {i: key for i, key in self._keys.items() if i in row_of}
-        if len(keys) < len(tables):
-            keys |= {id(table): (table.tobytes(), table) for table in tables if id(table) not in keys}
-        ids = sorted(keys, key=lambda i: keys[i][0])  # quick: all but the new ones are in order
-        before = self._before
-        self._before = {after: before.get(after, (0, 0)) for after in ids}
-        stale = [pair for pair in pairwise(ids) if self._before[pair[1]][0] != pair[0]]
-        fresh = _common_pages([(keys[a][0], keys[b][0]) for a, b in stale])
-        self._before |= {b: (a, pages) for (a, b), pages in zip(stale, fresh, strict=True)}
-        self._keys = keys if not stale else {i: keys[i] for i in ids}
-        common = [self._before[i][1] for i in ids]
-        common[:1] = [0] * len(common[:1])
-        return [row_of[i] for i in ids], common
+            return self.sort([table if row_of[id(table)] == row else table.copy() for row, table in enumerate(tables)])
+        gone = self._held.keys() - row_of.keys()
+        new = [tables[row_of[i]] for i in row_of.keys() - self._held.keys()]
+        if 4 * len(new) > len(tables):
+            self._start(tables)
+        else:
+            for table in new:
+                self._insert(table, gone)
+            for table_id in gone:
+                self._remove(table_id)
+        return [row_of[i] for i in self._ids], self._common
+
+    def _start(self, tables: Sequence[Int32Array]) -> None:
+        keyed = sorted(((table.tobytes(), id(table)) for table in tables), key=itemgetter(0))
+        self._keys = [key for key, _ in keyed]
+        self._ids = [i for _, i in keyed]
+        self._common = [0, *_common_pages(list(pairwise(self._keys)))][: len(keyed)]
+        self._held = {id(table): table for table in tables}
+
+    def _insert(self, table: Int32Array, gone: set[int]) -> None:
+        """Put a new table in place. If it is one of `gone` with pages added, it takes that one's place."""
+        key = table.tobytes()
+        at = bisect_left(self._keys, key)
+        after = self._common[at] if at < len(self._keys) else 0
+        self._held[id(table)] = table
+        if at and self._ids[at - 1] in gone and key.startswith(self._keys[at - 1]):
+            num_pages = len(self._keys[at - 1]) // 4
+            if self._common[at - 1] < num_pages > after:  # its neighbours differ before the pages added
+                gone.remove(self._ids[at - 1])
+                del self._held[self._ids[at - 1]]
+                self._ids[at - 1], self._keys[at - 1] = id(table), key
+                return
+        self._ids.insert(at, id(table))
+        self._keys.insert(at, key)
+        pairs = list(pairwise(self._keys[max(at - 1, 0) : at + 2]))
+        self._common[at : at + 1] = [0][at:] + _common_pages(pairs)
+
+    def _remove(self, table_id: int) -> None:
+        at = self._ids.index(table_id)
+        common = self._common.pop(at)
+        if at < len(self._common):
+            self._common[at] = min(self._common[at], common)
+        del self._ids[at], self._keys[at], self._held[table_id]
 
 
 def _common_pages(pairs: list[tuple[bytes, bytes]]) -> list[int]:
     """Leading page ids (4 bytes each) that are equal in each pair of page tables."""
-    width = max((min(len(a), len(b)) for a, b in pairs), default=0)
+    if len(pairs) <= 2:
+        return [_common_of(a, b) for a, b in pairs]
+    width = max(min(len(a), len(b)) for a, b in pairs)
     if width == 0:
         return [0] * len(pairs)
     first, second = (
@@ -75,6 +109,13 @@ def _common_pages(pairs: list[tuple[bytes, bytes]]) -> list[int]:
     common = differs.argmax(axis=1)
     common[~differs[np.arange(len(pairs)), common]] = width // 4
     return common.tolist()
+
+
+def _common_of(a: bytes, b: bytes) -> int:
+    width = min(len(a), len(b)) // 4
+    differs = np.frombuffer(a, np.int32, width) != np.frombuffer(b, np.int32, width)
+    first = int(differs.argmax()) if width else 0
+    return first if width and differs[first] else width
 
 
 def find_segments(

@@ -36,6 +36,7 @@ class TileShape:
     warps: int
     stages: int  # blocks of keys in flight
     programs_per_sm: int
+    swap: bool = False  # fp8 only: keys and values as the left operands
 
     def q_tile(self, heads: HeadShape) -> int:
         """Query tokens a tile holds: `Tiling.q_tile` of the plan."""
@@ -190,6 +191,7 @@ def _constants(heads: HeadShape, tile: TileShape, kv: LayerKV) -> dict[str, int 
         "MT": tile.rows,
         "BN": tile.keys,
         "FP8": kv.is_fp8,
+        "SWAP": tile.swap and kv.is_fp8,
         "ASM": not triton.knobs.runtime.interpret,
         "STAGES": tile.stages,
         "num_warps": tile.warps,

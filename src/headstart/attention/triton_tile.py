@@ -5,7 +5,9 @@ are base 2 throughout. KV is read as one (page, head) block `[page, head_dim]` a
 range are never loaded: freed pages may hold NaN, and 0 * NaN is NaN.
 
 fp8 (e4m3) KV is read as 16-bit pairs and unpacked into fp16, even and odd columns apart: a transposed 8-bit operand
-would be loaded byte by byte. Queries come split the same way, and outputs are interleaved once at the end.
+would be loaded byte by byte. Queries come split the same way, and outputs are interleaved once at the end. With SWAP,
+keys and values are the left operands (scores `[keys, rows]`): unpacked numbers then go to the tensor cores straight
+from registers, and a tile of any number of rows runs at the full rate.
 """
 
 import triton
@@ -39,14 +41,27 @@ def unpack_e4m3(pairs, ASM: tl.constexpr):
 
 
 @triton.jit
-def softmax_step(scores, peak, mass, MASKED: tl.constexpr):
+def along_rows(x, SWAP: tl.constexpr):
+    """A vector over query rows, shaped to go with scores."""
+    return x[None, :] if SWAP else x[:, None]
+
+
+@triton.jit
+def along_keys(x, SWAP: tl.constexpr):
+    """A vector over keys, shaped to go with scores."""
+    return x[:, None] if SWAP else x[None, :]
+
+
+@triton.jit
+def softmax_step(scores, peak, mass, MASKED: tl.constexpr, SWAP: tl.constexpr):
     """Online softmax over one more block of base-2 scores. -> weights, peak, mass, factor for earlier sums."""
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    AXIS: tl.constexpr = 0 if SWAP else 1
+    new_peak = tl.maximum(peak, tl.max(scores, AXIS))
     # In a masked block a row may have no key yet.
     shift = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
     decay = tl.exp2(peak - shift)
-    weights = tl.exp2(scores - shift[:, None])
-    return weights, new_peak, mass * decay + tl.sum(weights, 1), decay
+    weights = tl.exp2(scores - along_rows(shift, SWAP))
+    return weights, new_peak, mass * decay + tl.sum(weights, AXIS), along_rows(decay, SWAP)
 
 
 @triton.jit
@@ -82,6 +97,7 @@ def scan(
     FP8: tl.constexpr,
     MASKED: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SWAP: tl.constexpr,
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -112,24 +128,32 @@ def scan(
             v = tl.load(v_ptr + offsets)
         if FP8:
             k_a, k_b = unpack_e4m3(k, ASM)
-            scores = tl.dot(q_a, tl.trans(k_a))
-            scores = tl.dot(q_b, tl.trans(k_b), scores)
+            if SWAP:
+                scores = tl.dot(k_b, q_b, tl.dot(k_a, q_a))
+            else:
+                scores = tl.dot(q_b, tl.trans(k_b), tl.dot(q_a, tl.trans(k_a)))
         else:
             scores = tl.dot(q_a, tl.trans(k))
         scores *= scale_log2
         if MASKED:
-            seen = (token + n < end)[None, :]
+            keys = along_keys(token + n, SWAP)
+            seen = keys < end
             if CAUSAL:
-                seen = seen & (token + n[None, :] <= q_pos[:, None])
+                seen = seen & (keys <= along_rows(q_pos, SWAP))
             scores = tl.where(seen, scores, float("-inf"))
-        weights, peak, mass, decay = softmax_step(scores, peak, mass, MASKED)
+        weights, peak, mass, decay = softmax_step(scores, peak, mass, MASKED, SWAP)
         weights = weights.to(q_a.dtype)
         if FP8:
-            v_a, v_b = unpack_e4m3(v, ASM)
-            acc_a = tl.dot(weights, v_a, acc_a * decay[:, None])
-            acc_b = tl.dot(weights, v_b, acc_b * decay[:, None])
+            if SWAP:
+                v_a, v_b = unpack_e4m3(tl.trans(v), ASM)
+                acc_a = tl.dot(v_a, weights, acc_a * decay)
+                acc_b = tl.dot(v_b, weights, acc_b * decay)
+            else:
+                v_a, v_b = unpack_e4m3(v, ASM)
+                acc_a = tl.dot(weights, v_a, acc_a * decay)
+                acc_b = tl.dot(weights, v_b, acc_b * decay)
         else:
-            acc_a = tl.dot(weights, v, acc_a * decay[:, None])
+            acc_a = tl.dot(weights, v, acc_a * decay)
     return acc_a, acc_b, peak, mass
 
 
@@ -156,6 +180,7 @@ def attend(
     BN: tl.constexpr,
     FP8: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SWAP: tl.constexpr,
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -174,19 +199,25 @@ def attend(
         DW: tl.constexpr = D
         q_a = tl.load(base[:, None] + tl.arange(0, D)[None, :], mask=rows_ok[:, None], other=0.0)
         q_b = q_a
-    acc_a = tl.zeros((MT, DW), tl.float32)
-    acc_b = tl.zeros((MT, DW), tl.float32)
+    if SWAP:
+        q_a, q_b = tl.trans(q_a), tl.trans(q_b)
+        acc_a = tl.zeros((DW, MT), tl.float32)
+    else:
+        acc_a = tl.zeros((MT, DW), tl.float32)
+    acc_b = acc_a
     peak = tl.full((MT,), float("-inf"), tl.float32)
     mass = tl.zeros((MT,), tl.float32)
     acc_a, acc_b, peak, mass = scan(
         acc_a, acc_b, peak, mass, q_a, q_b, k_ptr, v_ptr, table_ptr, tok0, 0, num_clear, end, q_pos, scale_log2,
-        stride_page, PAGE, BN, DW, FP8, False, False, ASM, STAGES,
+        stride_page, PAGE, BN, DW, FP8, False, False, SWAP, ASM, STAGES,
     )  # fmt: skip
     num_blocks = tl.cdiv(end - tok0, BN)
     acc_a, acc_b, peak, mass = scan(
         acc_a, acc_b, peak, mass, q_a, q_b, k_ptr, v_ptr, table_ptr, tok0, num_clear, num_blocks, end, q_pos,
-        scale_log2, stride_page, PAGE, BN, DW, FP8, True, CAUSAL, ASM, 1,
+        scale_log2, stride_page, PAGE, BN, DW, FP8, True, CAUSAL, SWAP, ASM, 1,
     )  # fmt: skip
+    if SWAP:
+        acc_a, acc_b = tl.trans(acc_a), tl.trans(acc_b)
     scaled = 1.0 / tl.where(mass == 0.0, 1.0, mass)[:, None]
     out = tl.reshape(tl.join(acc_a * scaled, acc_b * scaled), (MT, D)) if FP8 else acc_a * scaled
     return out, peak + tl.log2(mass)

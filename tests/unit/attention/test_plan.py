@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headstart.attention import plan as p
 from headstart.attention.plan import Plan, Planner, Tiling, build_plan
-from headstart.attention.segments import Segments, find_segments
+from headstart.attention.segments import PrefixOrder, Segments, find_segments
 
 
 @dataclass
@@ -315,3 +315,40 @@ def check_reads_all(plan: Plan, kv_lens: np.ndarray, tables: list[np.ndarray]) -
         ranges.sort()
         assert [lo for lo, _ in ranges] == [0, *(hi for _, hi in ranges[:-1])]
         assert ranges[-1][1] == kv_lens[row]
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_segments_found_with_memory_of_other_batches_equal_those_found_from_nothing(data):
+    tree = PageTree(data.draw, page=1)
+    for _ in range(data.draw(st.integers(1, 6))):
+        tree.grow()
+    prefixes = PrefixOrder()
+    tables = [tree.row(1)[0] for _ in range(data.draw(st.integers(1, 12)))]
+    for _ in range(6):
+        change = data.draw(st.sampled_from(["join", "leave", "grow", "shuffle"]))
+        if change == "join":
+            tables.append(tree.row(1)[0])
+        elif change == "leave" and len(tables) > 1:
+            tables.pop(data.draw(st.integers(0, len(tables) - 1)))
+        elif change == "grow":
+            row = data.draw(st.integers(0, len(tables) - 1))
+            tables[row] = np.append(tables[row], np.array(tree.fresh(1), np.int32))
+        else:
+            tables = data.draw(st.permutations(tables))
+        shareable = np.array([len(table) for table in tables], np.int64)
+        remembered = find_segments(tables, shareable, 1, 1, prefixes=prefixes)
+        from_nothing = find_segments(tables, shareable, 1, 1)
+        assert read_by(remembered) == read_by(from_nothing)
+
+
+def read_by(segments: Segments) -> set[tuple[frozenset[int], int, int]]:
+    """Every segment's rows and tokens."""
+    columns = zip(segments.lo, segments.hi, segments.tok0, segments.tok1, strict=True)
+    return {(frozenset(segments.order[lo:hi].tolist()), int(tok0), int(tok1)) for lo, hi, tok0, tok1 in columns}
+
+
+def test_rows_with_one_table_between_them_share_all_of_it():
+    table = np.arange(5, dtype=np.int32)
+    segments = find_segments([table, table, table], np.full(3, 5), page_size=1, min_share=1)
+    assert read_by(segments) == {(frozenset({0, 1, 2}), 0, 5)}
