@@ -196,7 +196,8 @@ def _samples(dispatcher: Dispatcher) -> list[WorkerSample]:
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # The protocol by name: asyncio turns Nagle's algorithm off only for sockets that say they are TCP.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
