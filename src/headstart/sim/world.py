@@ -214,6 +214,8 @@ class World:
             self._advance_gateway()
         arrives = self.links.next_event_time()
         transfers_due = arrives is not None and arrives <= now
+        if transfers_due:
+            self.links.progress()
         for worker in list(self.workers.values()):
             if worker.is_due(now) or (transfers_due and not worker.is_stalled):
                 worker.run_pass()

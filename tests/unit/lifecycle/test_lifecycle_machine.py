@@ -19,6 +19,8 @@ from headstart.transfer.loopback import Fate, Posted
 NUM_EXAMPLES = int(os.environ.get("HEADSTART_LIFECYCLE_EXAMPLES", "500"))
 NUM_STEPS = 200
 CONTEXT_LEN = 40
+MAX_LEFT = 16
+"""Requests that are waited for at the end of a history; those before them are cancelled."""
 STEMS = [[random.Random(i).randrange(97) for _ in range(24)] for i in range(3)]
 NAMESPACES = (b"", b"", b"tenant")
 
@@ -91,6 +93,18 @@ class Lifecycle(RuleBasedStateMachine):
         self.world.submit(self.world.request(prompt, size + 1, deadline_s=deadline_s, namespace=namespace))
         self.world.check()
 
+    @rule(which=st.integers(0, 7), size=st.integers(1, 6))
+    def next_turn(self, which: int, size: int) -> None:
+        """A conversation goes on, with what was said so far as its prompt."""
+        said = [handle for handle in self.world.handles[-40:] if handle.finished]
+        if said:
+            before = said[which % len(said)]
+            prompt = [*before.request.prompt.tolist(), *before.tokens, which][: CONTEXT_LEN - size]
+            self.world.submit(self.world.request(prompt, size, namespace=before.request.namespace))
+        else:
+            self.world.submit(self.world.request(STEMS[which % 3][: 3 * which + 1], size))
+        self.world.check()
+
     @rule()
     def next_event(self) -> None:
         self.world.step()
@@ -159,6 +173,9 @@ class Lifecycle(RuleBasedStateMachine):
         self.write_fates.clear()
         for name in self.stalled():
             world.resume(name)
+        unfinished = [handle for handle in world.handles if not handle.is_done]
+        for handle in unfinished[:-MAX_LEFT]:
+            world.cancel(handle)
         world.finish(limit_s=60.0)
         world.run_until(world.is_quiet, limit_s=30.0)
         world.check_idle()

@@ -105,3 +105,16 @@ def test_time_stands_where_it_was_asked_to() -> None:
     world = World()
     world.run_for(1.25)
     assert world.clock.now() == 1.25
+
+
+def test_time_goes_on_when_every_worker_is_dead_or_stalled_with_writes_open() -> None:
+    world = World()
+    world.run_for(0.1)
+    world.submit(world.request(range(40), 8))
+    world.run_until(lambda: world.links.num_open_writes() > 0)
+    world.stall("prefill-0")
+    world.kill("decode-0")
+    before = world.clock.now()
+    for _ in range(200):
+        world.step()
+    assert world.clock.now() > before + 1.0
