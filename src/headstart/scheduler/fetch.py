@@ -87,6 +87,9 @@ class Fetching:
         call = self._known(sender, message.ref)
         if call is None:
             return
+        if call.phase is Phase.DONE:
+            self._board.counters["stray_messages"] += 1
+            return
         call.record.prefill_prefix_len = message.prefix_len
         if call.phase is Phase.FILLED:
             call.record.num_computed += message.num_computed - (call.end - call.start)

@@ -6,7 +6,7 @@ import pytest
 from worlds import assert_right, make_world, prompt, settle, state, submit
 
 from headstart.core.errors import ErrorCode
-from headstart.core.messages import Cancel, CancelTicket, Message, TicketClosed
+from headstart.core.messages import Cancel, CancelTicket, Message, PrefillDone, TicketClosed
 from headstart.sim.client import Handle
 from headstart.sim.network import FINE, MessageFate
 from headstart.sim.world import World
@@ -272,3 +272,15 @@ def test_case_F2_a_hundred_requests_cancelled_at_random_points_four_times() -> N
     probe = submit(world, prompt(30, 99))
     settle(world)
     assert_right(probe)
+
+
+def test_case_B9_done_said_twice_before_its_notices_is_taken_once() -> None:
+    world = make_world()
+    world.judge_writes(lambda posted: Fate(notice_delay_s=0.2))
+    world.judge_messages(lambda sender, to, message: MessageFate(2) if isinstance(message, PrefillDone) else FINE)
+    handle = submit(world, prompt(30))
+    while not handle.is_done:
+        world.step()
+        world.check()
+    assert_right(handle)
+    settle(world)
