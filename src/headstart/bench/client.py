@@ -1,8 +1,9 @@
 """Sends one request, reads its stream, and notes when each part arrived."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -26,9 +27,17 @@ class BadReply(Exception):
     """The server refused, or the connection failed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Bytes of a reply. `waited`: the network was waited for; otherwise they came along with the bytes before."""
+
+    data: bytes
+    waited: bool = True
+
+
 class Transport(Protocol):
-    def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
-        """Post `body` and yield the reply's bytes as the network brings them. Raises BadReply."""
+    def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[Read]:
+        """Post `body` and yield the reply as the network brings it. Raises BadReply."""
         ...
 
 
@@ -38,16 +47,35 @@ class HttpTransport:
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
 
-    async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[Read]:
         try:
             async with self._http.stream("POST", path, json=body) as reply:
                 if reply.status_code != 200:
                     text = (await reply.aread()).decode(errors="replace")
                     raise BadReply(f"HTTP {reply.status_code}: {text[:300]}")
-                async for chunk in reply.aiter_raw():
-                    yield chunk
+                async for read in _with_waits(reply.aiter_raw()):
+                    yield read
         except httpx.HTTPError as error:
             raise BadReply(f"{type(error).__name__}: {error}") from error
+
+
+async def _with_waits(chunks: AsyncIterator[bytes]) -> AsyncIterator[Read]:
+    """A client that was kept from its socket finds several chunks there, and httpx gives them out one by one. Those that
+    come without a turn of the event loop were in one read; to time them apart would show latencies near 0."""
+    loop = asyncio.get_running_loop()
+    waited = True
+
+    def turned() -> None:
+        nonlocal waited
+        waited = True
+
+    turn = loop.call_soon(turned)
+    async for chunk in chunks:
+        turn.cancel()
+        yield Read(chunk, waited)
+        waited = False
+        turn = loop.call_soon(turned)
+    turn.cancel()
 
 
 class Client:
@@ -67,15 +95,15 @@ class Client:
         body = self._dialect.body(prompt, output_len)
         heard = Heard(self._dialect, self._clock.now())
         try:
-            async for chunk in self._transport.stream(self._dialect.path, body):
-                heard.take(chunk, self._clock.now())
+            async for read in self._transport.stream(self._dialect.path, body):
+                heard.take(read, self._clock.now())
         except (BadReply, BenchError, ValueError) as error:
             return heard.answer(str(error) or type(error).__name__)
         return heard.answer("" if heard.is_done else "the stream ended without [DONE]")
 
 
 class Heard:
-    """An answer under way. All events of one network read arrived together: they make one Arrival."""
+    """An answer under way. Tokens of one network read arrived together: they make one Arrival."""
 
     def __init__(self, dialect: Dialect, sent_s: float) -> None:
         self.is_done = False
@@ -87,16 +115,19 @@ class Heard:
         self._text: list[str] = []
         self._usage = Usage()
 
-    def take(self, chunk: bytes, now: float) -> None:
+    def take(self, read: Read, now: float) -> None:
         num_tokens = 0
-        for data in self._parser.feed(chunk):
+        for data in self._parser.feed(read.data):
             if data == DONE:
                 self.is_done = True
                 continue
             delta = self._reader.read(json.loads(data))
             num_tokens += delta.num_tokens
             self._keep(delta)
-        if num_tokens:
+        if num_tokens and not read.waited and self._arrivals:
+            earlier = self._arrivals.pop()
+            self._arrivals.append(Arrival(earlier.at_s, earlier.num_tokens + num_tokens))
+        elif num_tokens:
             self._arrivals.append(Arrival(now, num_tokens))
 
     def _keep(self, delta: Delta) -> None:

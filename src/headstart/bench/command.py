@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headstart.bench.client import PerfClock
 from headstart.bench.compare import compare, render
 from headstart.bench.errors import BenchError
-from headstart.bench.machine import machine_facts
+from headstart.bench.machine import commit, machine_facts
 from headstart.bench.measure import Means, Plan, Row, measure
 from headstart.bench.options import Options
 from headstart.bench.plan import addresses, described, paces, seeds, shapes
@@ -68,11 +68,12 @@ async def _measure_one(options: Options, plan: Plan, target: Target, progress: P
 
 def _plans(options: Options, targets: list[Target]) -> Iterator[Plan]:
     known = [length for target in targets if (length := target.facts["max_model_len"])]
+    code = commit()
     for share, shape in shapes(options, min(known, default=None)):
         for pace in paces(options):
             for seed in seeds(options):
                 workload, flush = shape.build(seed), not options.load.no_flush
-                yield Plan(workload, described(shape), pace, seed, share, flush)
+                yield Plan(workload, described(shape), pace, seed, share, flush, code)
 
 
 def _progress(console: Console) -> Progress:

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from headstart.bench.measure import Row
+from headstart.bench.report import FACTS
 
 NUM_SEEDS = 3
 METRICS = (
@@ -24,7 +25,6 @@ METRICS = (
     ("bytes_moved_mb", "KV moved MB"),
     ("cached_share", "cached share"),
 )
-FACTS = ("cpu", "cores", "torch")
 
 
 @dataclass(frozen=True, slots=True)

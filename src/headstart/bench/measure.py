@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from random import Random
 from typing import Any
 
@@ -30,6 +31,8 @@ class Plan:
     seed: int
     prefix_share: float | None = None
     flush: bool = True
+    commit: str = ""
+    """Of the code that measures. Stamped on each run, since a report may gather runs of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ def _first_breath(seed: int) -> Session:
 def _heading(plan: Plan, target: Target) -> Row:
     return {
         "label": target.label,
+        "commit": plan.commit,
         "backend": target.backend,
         "server": target.facts,
         "dataset_name": plan.workload.name,
@@ -84,7 +88,7 @@ def _heading(plan: Plan, target: Target) -> Row:
         "seed": plan.seed,
         "prefix_share": plan.prefix_share,
         "max_concurrency": plan.pace.max_concurrency,
-        "request_rate": plan.pace.request_rate,
+        "request_rate": plan.pace.request_rate if isfinite(plan.pace.request_rate) else "inf",  # JSON has no infinity
         "open_loop": plan.pace.open_loop,
     }
 

@@ -17,7 +17,7 @@ def _times(record: Record) -> Iterator[str]:
     if any(itl <= 0 for itl in record.itls_s):
         yield "an inter-token latency of 0"
     if record.num_tokens > 1 and len(record.answer.arrivals) == 1:
-        yield f"{record.num_tokens} tokens in one arrival: the answer was not streamed, its ITL would be 0"
+        yield f"all {record.num_tokens} tokens in one arrival: not streamed, or client or server were kept from running"
 
 
 def _counts(record: Record) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """A run as text, in bench_serving's lines and names; runs as JSON."""
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from headstart.bench.measure import Row
 
 WIDTH = 50
 SCHEMA = 1
+FACTS = ("cpu", "cores", "memory_gib", "torch")
+"""What makes two machines the same."""
 SECTIONS = (
     ("End-to-End Latency", "e2e_latency", "E2E Latency"),
     ("Time to First Token", "ttft", "TTFT"),
@@ -76,7 +77,7 @@ def _percent(share: float | None) -> str | None:
 def _line(name: str, value: Any) -> str:
     if value is None:
         value = "n/a"
-    elif isinstance(value, float) and math.isfinite(value):
+    elif isinstance(value, float):
         value = f"{value:.2f}"
     return f"{name + ':':<40} {value:<10}"
 
@@ -93,18 +94,12 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def save(path: Path, machine: dict[str, Any], runs: list[Row], *, append: bool = False) -> None:
-    """Raises BenchError when appending to runs of another machine or commit."""
+    """Raises BenchError when appending to runs of another machine."""
     if append and path.exists():
         report = load(path)
-        moving = ("load_average",)
-        if changed := [key for key in machine if key not in moving and machine[key] != report["machine"].get(key)]:
-            raise BenchError(f"{path} holds runs of another machine or code: {', '.join(changed)} differ")
+        if changed := [fact for fact in FACTS if machine[fact] != report["machine"].get(fact)]:
+            raise BenchError(f"{path} holds runs of another machine: {', '.join(changed)} differ")
         runs = report["runs"] + runs
     path.parent.mkdir(parents=True, exist_ok=True)
-    body = {"schema": SCHEMA, "machine": machine, "runs": [_finite(run) for run in runs]}
+    body = {"schema": SCHEMA, "machine": machine, "runs": runs}
     path.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n")
-
-
-def _finite(run: Row) -> Row:
-    """JSON has no infinity: an unlimited rate is written as bench_serving prints it."""
-    return run | {"request_rate": "inf"} if run.get("request_rate") == math.inf else run

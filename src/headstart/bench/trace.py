@@ -82,7 +82,7 @@ def _session_line(row: dict[str, Any], new_ids: Iterator[int]) -> Iterator[Trace
             block_size=block_size,
             hash_ids=known[-1],
             session=f"{row['id']}.{request['agent']}",
-            delay_s=float(request["think_time"]),
+            delay_s=float(request["think_time"] or 0),  # a first request has none
         )
 
 
