@@ -24,9 +24,13 @@ def main() -> None:
             tile = decode_tile(work.heads, work.fp8)
             arms = {f"ungrouped, chunk {chunk}": scene.ungrouped(tile, chunk) for chunk in (2048, 4096)}
         else:
-            tiles = {rows: decode_tile(work.heads, work.fp8, rows) for rows in (16, 32, 64) if rows >= 4 * work.group}
+            tiles = {
+                rows: decode_tile(work.heads, work.fp8, rows)
+                for rows in (16, 32, 64)
+                if rows >= 4 * work.group and (rows < 64 or not work.fp8)
+            }
             arms = {
-                f"grouped, {rows} rows": scene.decode(card, tile, tiling_for(work, tile))
+                f"grouped, {rows} rows": scene.decode(card, tile, tiling_for(card, work, tile))
                 for rows, tile in tiles.items()
             }
         unique = scene.unique_tokens * work.token_bytes * work.layers

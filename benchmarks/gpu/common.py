@@ -289,8 +289,12 @@ def random_pool(shape: tuple[int, ...], fp8: bool, device: str) -> torch.Tensor:
     return pool
 
 
-def tiling_for(work: Workload, tile: TileShape, **changes: object) -> Tiling:
-    fields = {"page_size": work.page, "q_tile": tile.q_tile(work.heads), "max_slots": 1 << 20}
-    if work.page == 16:
-        fields["min_chunk"] = 512
+def tiling_for(card: Card, work: Workload, tile: TileShape, **changes: object) -> Tiling:
+    wave_items = max(1, card.num_sms * tile.programs_per_sm // work.kv_heads)
+    fields = {
+        "page_size": work.page,
+        "q_tile": tile.q_tile(work.heads),
+        "wave_items": wave_items,
+        "max_slots": 1 << 20,
+    }
     return Tiling(**fields | changes)  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ class Chunk:
         """The paged kernel on the keys after the first `skip` pages."""
         tables = [table[skip:] for table in self.tables]
         starts = np.full(self.rows, self.prefix - skip * self.page)
-        tiling = Tiling(self.page, tile.q_tile(self.heads), max_chunk=1 << 20, target_items=66, max_slots=1 << 20)
+        tiling = Tiling(self.page, tile.q_tile(self.heads), max_chunk=1 << 20, wave_items=16, max_slots=1 << 20)
         plan = build_plan(tables, starts, np.full(self.rows, self.new), tiling)
         device_plan = DevicePlan(len(self.q), len(plan.items), self.device)
         device_plan.upload(plan)

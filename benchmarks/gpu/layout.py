@@ -25,7 +25,7 @@ def main() -> None:
         apart = [replace(scene, work=replace(work, layers=1), pool=scene.pool[:, i : i + 1].contiguous())
                  for i in range(work.layers)]  # fmt: skip
         tile = decode_tile(work.heads, work.fp8)
-        tiling = tiling_for(work, tile)
+        tiling = tiling_for(card, work, tile)
         singles = [one.decode(card, tile, tiling) for one in apart]
 
         def all_apart(singles=singles):

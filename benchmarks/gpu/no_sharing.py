@@ -18,8 +18,8 @@ def main() -> None:
         tile = decode_tile(work.heads, work.fp8)
         wide = decode_tile(work.heads, work.fp8, 32)
         arms = {f"plain {chunk}": scene.ungrouped(tile, chunk) for chunk in (512, 1024, 2048, 4096)}
-        arms |= {"planned": scene.decode(card, tile, tiling_for(work, tile))}
-        arms |= {"planned, 32 rows": scene.decode(card, wide, tiling_for(work, wide))}
+        arms |= {"planned": scene.decode(card, tile, tiling_for(card, work, tile))}
+        arms |= {"planned, 32 rows": scene.decode(card, wide, tiling_for(card, work, wide))}
         spreads = compare(arms)
         ms = {name: spread.median_s / work.layers * 1e3 for name, spread in spreads.items()}
         plain = min(value for name, value in ms.items() if name.startswith("plain"))

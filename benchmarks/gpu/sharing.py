@@ -13,15 +13,17 @@ def tile_for(work: Workload) -> TileShape:
 
 def arms_of(scene: Scene, card: Card):
     work, tile, plain = scene.work, tile_for(scene.work), decode_tile(scene.work.heads, scene.work.fp8)
-    siblings = tiling_for(work, plain, q_tile=1)
+    siblings = tiling_for(card, work, plain, q_tile=1)
     return {
         "plain 2048": scene.ungrouped(plain, 2048),
         "plain 4096": scene.ungrouped(plain, 4096),
-        "queue": scene.decode(card, plain, tiling_for(work, plain, min_share=NO_SHARING)),
+        "queue": scene.decode(card, plain, tiling_for(card, work, plain, min_share=NO_SHARING)),
         "siblings side by side": scene.decode(card, plain, siblings),
-        "grouped": scene.decode(card, tile, tiling_for(work, tile)),
-        "grouped, exact": scene.decode(card, tile, tiling_for(work, tile, deterministic=True)),
-        "queue, exact": scene.decode(card, tile, tiling_for(work, tile, deterministic=True, min_share=NO_SHARING)),
+        "grouped": scene.decode(card, tile, tiling_for(card, work, tile)),
+        "grouped, exact": scene.decode(card, tile, tiling_for(card, work, tile, deterministic=True)),
+        "queue, exact": scene.decode(
+            card, tile, tiling_for(card, work, tile, deterministic=True, min_share=NO_SHARING)
+        ),
     }
 
 

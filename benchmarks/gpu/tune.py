@@ -3,17 +3,32 @@
 import itertools
 from dataclasses import replace
 
-from common import Card, Scene, Spread, Workload, arguments, precompile, print_table, save, tiling_for, time_calls
+from common import (
+    NO_SHARING,
+    Card,
+    Scene,
+    Spread,
+    Workload,
+    arguments,
+    precompile,
+    print_table,
+    save,
+    tiling_for,
+    time_calls,
+)
 
 from headstart.attention.triton_attention import TileShape
 
 
 def shapes(rows: int, fp8: bool) -> list[TileShape]:
-    grid = itertools.product((64, 128) if fp8 else (64,), (2, 4) if rows < 64 else (4, 8), (3, 4), (2, 3, 4))
+    if fp8:
+        grid = itertools.product((32, 64, 128), (1, 2, 4), (3, 4), (2, 3, 4, 5, 6))
+    else:
+        grid = itertools.product((64,), (2, 4) if rows < 64 else (4, 8), (3, 4), (2,))
     found = []
     for keys, warps, stages, programs in grid:
         smem = (stages - 1) * keys * (256 if fp8 else 512) + 12_000
-        if 80_000 < smem * programs < 226_000 and warps * programs <= 16:
+        if 80_000 < smem * programs < 226_000 and 4 <= warps * programs <= 16:
             found.append(TileShape(rows, keys, warps, stages, programs))
     return found
 
@@ -21,19 +36,19 @@ def shapes(rows: int, fp8: bool) -> list[TileShape]:
 def warm(job: tuple[Workload, TileShape]) -> None:
     work, tile = job
     small = replace(work, rows=2, groups=1, prefix=1024, private=100)
-    Scene.lay_out(small, "cuda").decode(Card("", "cuda", 2, 1, 1), tile, tiling_for(small, tile))()
+    card = Card("", "cuda", 2, 1, 1)
+    Scene.lay_out(small, "cuda").decode(card, tile, tiling_for(card, small, tile))()
 
 
 def main() -> None:
     args = arguments(__doc__)
     card = Card.measure(args.smoke)
     full = [
-        (Workload(128, 20, 50_000, 4_675, group=2, fp8=True), (16, 32), 256),
-        (Workload(128, 20, 50_000, 4_675, group=4), (32, 64), 256),
-        (Workload(128, 20, 50_000, 4_675, group=4, fp8=True), (32, 64), 256),
-        (Workload(128, 20, 50_000, 4_675, group=8), (64, 128), 256),
-        (Workload(128, 20, 50_000, 4_675, group=8, fp8=True), (64, 128), 256),
-    ]
+        (Workload(37, 37, 50_000, 4_675, fp8=fp8), (16,), NO_SHARING) for fp8 in (False, True)
+    ] + [
+        (Workload(128, 20, 50_000, 4_675, group=group, fp8=fp8), (16, 32) if group == 2 else (32, 64), 256)
+        for group in (2, 4, 8) for fp8 in (False, True)
+    ]  # fmt: skip
     cases = [(work, rows, share) for work, all_rows, share in full for rows in all_rows]
     if args.smoke:
         cases = [(cases[0][0].small(), 16, 256)]
@@ -48,7 +63,7 @@ def main() -> None:
         scene = scenes[work]
         tiles = [tile for tile in shapes(rows, work.fp8) if fits.get((work, tile))][: 1 if args.smoke else None]
         calls = [
-            scene.decode(card, tile, tiling_for(work, tile, min_share=share, min_chunk=2048, max_chunk=2048))
+            scene.decode(card, tile, tiling_for(card, work, tile, min_share=share, min_chunk=2048, max_chunk=2048))
             for tile in tiles
         ]
         unique = scene.unique_tokens * work.token_bytes * work.layers
@@ -63,7 +78,7 @@ def main() -> None:
             })  # fmt: skip
         found.sort(key=lambda row: -row["of_copy"])
         results += found
-        print_table(found[:6])
+        print_table(found[:7])
     save(args, "tune", card, results)
 
 

@@ -35,7 +35,6 @@ class Spec:
     tile_rows: int = 16
     block: int = 64
     warps: int = 4
-    swap: bool = False
 
     @property
     def heads(self) -> HeadShape:
@@ -43,7 +42,7 @@ class Spec:
 
     @property
     def tile(self) -> TileShape:
-        return TileShape(self.tile_rows, self.block, self.warps, stages=3, programs_per_sm=2, swap=self.swap)
+        return TileShape(self.tile_rows, self.block, self.warps, stages=3, programs_per_sm=2)
 
     @property
     def fp8(self) -> bool:
@@ -54,7 +53,13 @@ class Spec:
         return torch.float16 if self.dtype == torch.float16 else torch.bfloat16
 
     def tiling(self, **changes: object) -> Tiling:
-        fields = {"page_size": self.page, "q_tile": self.tile.q_tile(self.heads), "min_chunk": 128, "max_chunk": 128}
+        fields = {
+            "page_size": self.page,
+            "q_tile": self.tile.q_tile(self.heads),
+            "min_chunk": 128,
+            "max_chunk": 128,
+            "exact_chunk": 128,
+        }
         return Tiling(**fields | {"min_share": 1, "max_slots": 1 << 20} | changes)  # type: ignore[arg-type]
 
 

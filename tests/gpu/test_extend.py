@@ -33,7 +33,7 @@ def test_any_chunk_over_any_cached_length(q_len, cached):
     spec = Spec(tile_rows=128, warps=8)
     batch = lay_out(spec, Tree([], [(-1, cached + q_len)]), q_lens=[q_len])
     assert_close(batch, batch.run())
-    assert_close(batch, batch.run(max_chunk=1 << 20, target_items=1))
+    assert_close(batch, batch.run(max_chunk=1 << 20))
 
 
 def gathered(batch: Batch, prefix_pages: int) -> torch.Tensor:
@@ -41,7 +41,7 @@ def gathered(batch: Batch, prefix_pages: int) -> torch.Tensor:
     spec = batch.spec
     prefix = prefix_pages * spec.page
     tables = [table[prefix_pages:] for table in batch.tables]
-    plan = build_plan(tables, batch.starts - prefix, batch.q_lens, spec.tiling(max_chunk=1 << 20, target_items=1))
+    plan = build_plan(tables, batch.starts - prefix, batch.q_lens, spec.tiling(max_chunk=1 << 20))
     device_plan = DevicePlan(batch.num_tokens, len(plan.items), "cuda")
     device_plan.upload(plan)
     partials = Partials.empty(spec.heads, plan.num_slots, "cuda")

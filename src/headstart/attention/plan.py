@@ -15,6 +15,7 @@ The last item of a row with one query token is open: it ends at the row's KV len
 device. A plan therefore holds for later steps until a row comes, goes, or outgrows its last item (see `Planner`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,9 @@ FLAGS = 6
 ITEM_WIDTH = 8
 _END = 7  # the end of the range an item is cut from
 
+_ITEM_TOKENS = 25
+"""What starting and ending an item costs, as key tokens read in that time."""
+
 OPEN = 1  # ends at the KV length of SRC_ROW
 CAUSAL = 2  # a key is seen by query tokens at its position and later
 
@@ -45,13 +49,14 @@ class Tiling:
 
     page_size: int
     q_tile: int  # query tokens an item holds: rows of the kernel's tile / query heads per KV head
-    min_chunk: int = 512  # multiple of page_size
+    min_chunk: int = 256  # multiple of page_size
     max_chunk: int = 4096
-    target_items: int = 400  # the chunk is chosen so that about this many items come out
+    wave_items: int = 32  # items that run at once: programs of the kernel / KV heads
     max_items: int = 1 << 16
     max_slots: int = 8192  # the chunk doubles until the partial results fit
     min_share: int = 256  # a shared segment shorter than this is read by each row itself
-    deterministic: bool = False  # chunk = min_chunk, cut at its multiples; share whole chunks only
+    deterministic: bool = False  # cut at multiples of `exact_chunk`; share whole chunks only
+    exact_chunk: int = 512  # multiple of page_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ def build_plan(
     """
     prefixes = prefixes or PrefixOrder()
     longest = int((starts + q_lens).max(initial=1))
-    chunk = tiling.min_chunk
+    chunk = tiling.exact_chunk
     unit = chunk if tiling.deterministic else 1
     segments = find_segments(tables, starts, tiling.page_size, tiling.min_share, unit, prefixes)
     ranges = _ranges(segments, starts, q_lens, tiling)
@@ -147,9 +152,23 @@ def _ranges(segments: Segments, starts: Int64Array, q_lens: Int64Array, tiling: 
 
 
 def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
-    """The power of two that cuts all reads into about `target_items`."""
-    ideal = max(1, int(ranges.length @ ranges.tiles) // tiling.target_items)
-    return min(max(1 << (ideal.bit_length() - 1), tiling.min_chunk), tiling.max_chunk)
+    """The chunk that should end soonest: few waves of items, the last one full, and little overhead an item.
+
+    Candidates are powers of two, and what would make exactly one or two waves.
+    """
+    page, wave = tiling.page_size, tiling.wave_items
+    total = int(ranges.length @ ranges.tiles)
+    sizes = [1 << i for i in range(tiling.min_chunk.bit_length() - 1, tiling.max_chunk.bit_length())]
+    sizes += [-(-total // (wave * waves * page)) * page for waves in (1, 2)]
+    chunks = [min(max(size, tiling.min_chunk), tiling.max_chunk) for size in sizes]
+    num_items = (-(-ranges.length // np.array(chunks)[:, None])) @ ranges.tiles
+
+    def cost(choice: tuple[int, int]) -> float:
+        items = max(choice[1], 1)
+        waves, mean = items / wave, total / items
+        return max(waves, 1.0) * (mean + _ITEM_TOKENS) + (math.ceil(waves) - waves) * mean
+
+    return min(zip(chunks, num_items.tolist(), strict=True), key=cost)[0]
 
 
 def _try_plan(ranges: _Ranges, tiling: Tiling, chunk: int) -> Plan | None:
@@ -226,7 +245,8 @@ def _items(ranges: _Ranges, cut: _Cut, q_tile: int) -> Int32Array:
     """
     segments = ranges.segments
     num_shared = len(segments.lo)
-    by_range = np.empty((ITEM_WIDTH, len(cut.count)), np.int32)
+    causal = ranges.num_q[num_shared:] > 1
+    by_range = np.zeros((ITEM_WIDTH, len(cut.count)), np.int32)
     by_range[SRC_ROW, :num_shared] = segments.order[segments.lo]
     by_range[SRC_ROW, num_shared:] = segments.order
     by_range[TOK0] = ranges.tok0
@@ -234,36 +254,37 @@ def _items(ranges: _Ranges, cut: _Cut, q_tile: int) -> Int32Array:
     by_range[Q_OFF] = ranges.q_lo
     by_range[N_Q] = ranges.num_q
     by_range[ORDINAL] = cut.ordinal
-    by_range[FLAGS, :num_shared] = 0
-    by_range[FLAGS, num_shared:] = OPEN if ranges.one_each else np.where(ranges.num_q[num_shared:] > 1, CAUSAL, OPEN)
+    if not ranges.one_each:
+        by_range[FLAGS, num_shared:] = causal * CAUSAL
     by_range[_END] = ranges.tok0 + ranges.length
     longest_first = np.argsort(-cut.size, kind="stable")
     total = (cut.count * ranges.tiles)[longest_first]
     ends = np.cumsum(total)
-    items = np.repeat(by_range.T[longest_first], total, axis=0)
-    index = np.arange(len(items), dtype=np.int32) - np.repeat((ends - total).astype(np.int32), total)
-    if len(items) > int(cut.count.sum()):
-        chunk_index, tile_index = np.divmod(index, np.repeat(ranges.tiles[longest_first].astype(np.int32), total))
-        items[:, Q_OFF] += tile_index * q_tile
-        items[:, N_Q] = np.minimum(items[:, N_Q] - tile_index * q_tile, q_tile)
-    else:
-        chunk_index = index
-    items[:, TOK0] += chunk_index * items[:, N_TOK]
-    items[:, ORDINAL] += chunk_index
-    left = items[:, _END] - items[:, TOK0]
-    items[left > items[:, N_TOK], FLAGS] &= ~OPEN  # only the last chunk is open
-    np.minimum(items[:, N_TOK], left, out=items[:, N_TOK])
+    items = by_range.take(np.repeat(longest_first, total), axis=1)
+    chunk_index = np.arange(items.shape[1], dtype=np.int32) - np.repeat((ends - total).astype(np.int32), total)
+    if int(ranges.tiles.max(initial=1)) > 1:
+        tiles = np.repeat(ranges.tiles[longest_first].astype(np.int32), total)
+        chunk_index, tile_index = np.divmod(chunk_index, tiles)
+        items[Q_OFF] += tile_index * q_tile
+        items[N_Q] = np.minimum(items[N_Q] - tile_index * q_tile, q_tile)
+    items[TOK0] += chunk_index * items[N_TOK]
+    items[ORDINAL] += chunk_index
+    np.minimum(items[N_TOK], items[_END] - items[TOK0], out=items[N_TOK])
+    last = np.empty(len(total), np.int64)
+    last[longest_first] = ends - 1
+    last = last[num_shared:]
+    items[FLAGS, last if ranges.one_each else last[~causal]] = OPEN
     if not ranges.one_each:
         items = _clip_causal(items, q_hi=np.repeat((ranges.q_lo + ranges.num_q)[longest_first], total))
-    return items
+    return np.ascontiguousarray(items.T)
 
 
 def _clip_causal(items: Int32Array, q_hi: Int64Array) -> Int32Array:
     """A causal tile reads no further than its last query token."""
-    unseen = q_hi - (items[:, Q_OFF] + items[:, N_Q])
-    last_seen = items[:, _END] - np.where(items[:, FLAGS] & CAUSAL, unseen, 0)
-    np.minimum(items[:, N_TOK], last_seen - items[:, TOK0], out=items[:, N_TOK], casting="unsafe")
-    return items[items[:, N_TOK] > 0]
+    unseen = q_hi - (items[Q_OFF] + items[N_Q])
+    last_seen = items[_END] - np.where(items[FLAGS] & CAUSAL, unseen, 0)
+    np.minimum(items[N_TOK], last_seen - items[TOK0], out=items[N_TOK], casting="unsafe")
+    return items[:, items[N_TOK] > 0]
 
 
 class Planner:

@@ -128,8 +128,8 @@ def find_segments(
 ) -> Segments:
     """Segments of rows. A row's pages past its first `shareable[r]` tokens must be its own: it may write them.
 
-    Shared segments end at multiples of `unit` tokens, itself a multiple of the page. One shorter than `min_share` is read by each row itself. With
-    the `prefixes` of earlier calls only rows whose page table is new are compared.
+    Shared segments end at multiples of `unit` tokens, itself a multiple of the page. One shorter than `min_share` is
+    read by each row itself. With the `prefixes` of earlier calls only rows whose page table is new are compared.
     """
     order, common = (prefixes or PrefixOrder()).sort(tables)
     order_array = np.array(order, np.int32)
@@ -141,7 +141,9 @@ def find_segments(
     columns = np.array(shared, np.int32).reshape(-1, 5).T
     row_parent = np.empty(len(order), np.int32)
     row_parent[order_array] = last
-    private0 = np.append(columns[3], np.int32(0))[row_parent]
+    ends_of = np.zeros(len(shared) + 1, np.int32)  # the last entry is for rows that share nothing
+    ends_of[:-1] = columns[3]
+    private0 = ends_of[row_parent]
     return Segments(order_array, *columns, row_parent=row_parent, private0=private0)
 
 

@@ -36,7 +36,6 @@ class TileShape:
     warps: int
     stages: int  # blocks of keys in flight
     programs_per_sm: int
-    swap: bool = False  # fp8 only: keys and values as the left operands
 
     def q_tile(self, heads: HeadShape) -> int:
         """Query tokens a tile holds: `Tiling.q_tile` of the plan."""
@@ -44,15 +43,23 @@ class TileShape:
 
 
 def decode_tile(heads: HeadShape, fp8: bool, rows: int = 16) -> TileShape:
-    """What the decode kernels ran fastest with on Hopper, for tiles of `rows` query rows.
+    """What the decode kernels ran fastest with on Hopper, for tiles of about `rows` query rows.
 
-    At least as many rows as query heads on a KV head; more pay where groups of rows fill them.
+    More rows read a large group's keys once instead of once a tile. For fp8 the numbers are unpacked in registers,
+    and tiles of 64 rows, whose operands must go back through shared memory, are slower than two of 32.
     """
+    rows = max(rows if not fp8 else min(rows, 32), 16)
+    while rows < heads.group:
+        rows *= 2
     keys = 64 if heads.head_dim <= 128 else 32
-    warps = 8 if rows > 64 else 4
-    block_bytes = 2 * keys * heads.head_dim * (1 if fp8 else 2)
-    programs = min(16 // warps, 200_000 // (2 * block_bytes + 16_000))
-    return TileShape(rows, keys, warps, stages=3, programs_per_sm=max(programs, 1))
+    warps = 8 if rows > 64 else 2 if fp8 and heads.head_dim <= 128 else 4
+    smem = 2 * 2 * keys * heads.head_dim * (1 if fp8 else 2) + 12_000
+    return TileShape(rows, keys, warps, stages=3, programs_per_sm=max(1, min(4, 220_000 // smem)))
+
+
+def extend_tile(heads: HeadShape) -> TileShape:
+    """The same for chunks of prompts."""
+    return TileShape(128, 64 if heads.head_dim <= 128 else 32, warps=8, stages=3, programs_per_sm=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +198,6 @@ def _constants(heads: HeadShape, tile: TileShape, kv: LayerKV) -> dict[str, int 
         "MT": tile.rows,
         "BN": tile.keys,
         "FP8": kv.is_fp8,
-        "SWAP": tile.swap and kv.is_fp8,
         "ASM": not triton.knobs.runtime.interpret,
         "STAGES": tile.stages,
         "num_warps": tile.warps,

@@ -21,7 +21,7 @@ def run_item(
     it, h, q_ptr, k_ptr, v_ptr, table_ptr, kv_len_ptr, item_ptr, q_list_ptr, slot_ptr, pos_ptr, part_ptr, lse_ptr,
     out_ptr, k_scale_ptr, v_scale_ptr, scale_log2, stride_q, stride_page, stride_head, stride_table,
     KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, MT: tl.constexpr, BN: tl.constexpr,
-    FP8: tl.constexpr, CAUSAL: tl.constexpr, SWAP: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
+    FP8: tl.constexpr, CAUSAL: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One item for one KV head. With CAUSAL (chunks of prompts) a token's only partial goes straight to the output."""
     item = item_ptr + it * _ITEM_WIDTH
@@ -52,7 +52,7 @@ def run_item(
     out, lse = attend(
         q_ptr, k_ptr + h * stride_head, v_ptr + h * stride_head, table_ptr + src.to(tl.int64) * stride_table, rows_ok,
         token, head, q_pos, tok0, end, num_clear, scale_log2, stride_q, stride_page, G, D, PAGE, MT, BN, FP8, CAUSAL,
-        SWAP, ASM, STAGES,
+        ASM, STAGES,
     )  # fmt: skip
     slot = tl.load(slot_ptr + token, mask=rows_ok, other=0)
     d = tl.arange(0, D)[None, :]
@@ -73,7 +73,7 @@ def grouped_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, kv_len_ptr, count_ptr, item_ptr, q_list_ptr, slot_ptr, pos_ptr, queue_ptr,
     part_ptr, lse_ptr, out_ptr, k_scale_ptr, v_scale_ptr, scale_log2, stride_q, stride_page, stride_head, stride_table,
     KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, MT: tl.constexpr, BN: tl.constexpr,
-    FP8: tl.constexpr, CAUSAL: tl.constexpr, SWAP: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
+    FP8: tl.constexpr, CAUSAL: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Programs take work from a queue, longest items first; the heads of an item are neighbours."""
     num_work = tl.load(count_ptr) * KVH
@@ -83,7 +83,7 @@ def grouped_kernel(
         run_item(
             work // KVH, work % KVH, q_ptr, k_ptr, v_ptr, table_ptr, kv_len_ptr, item_ptr, q_list_ptr, slot_ptr,
             pos_ptr, part_ptr, lse_ptr, out_ptr, k_scale_ptr, v_scale_ptr, scale_log2, stride_q, stride_page,
-            stride_head, stride_table, KVH, G, D, PAGE, MT, BN, FP8, CAUSAL, SWAP, ASM, STAGES,
+            stride_head, stride_table, KVH, G, D, PAGE, MT, BN, FP8, CAUSAL, ASM, STAGES,
         )  # fmt: skip
         work = following
 
@@ -93,7 +93,7 @@ def ungrouped_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, kv_len_ptr, part_ptr, lse_ptr, k_scale_ptr, scale_log2, stride_q, stride_page,
     stride_head, stride_table, chunk,
     KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, MT: tl.constexpr, BN: tl.constexpr,
-    FP8: tl.constexpr, SWAP: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
+    FP8: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Plain split-KV decode: program (KV head, split, row) reads tokens [split * chunk, (split + 1) * chunk)."""
     h = tl.program_id(0)
@@ -113,7 +113,7 @@ def ungrouped_kernel(
     out, lse = attend(
         q_ptr, k_ptr + h * stride_head, v_ptr + h * stride_head, table_ptr + row.to(tl.int64) * stride_table, rows_ok,
         token, head, token, tok0, end, (end - tok0) // BN, scale_log2, stride_q, stride_page, G, D, PAGE, MT, BN, FP8,
-        False, SWAP, ASM, STAGES,
+        False, ASM, STAGES,
     )  # fmt: skip
     place = (row.to(tl.int64) * tl.num_programs(1) + split) * (KVH * G) + head
     tl.store(part_ptr + place[:, None] * D + tl.arange(0, D)[None, :], out, mask=rows_ok[:, None])

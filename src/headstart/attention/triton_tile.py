@@ -5,9 +5,7 @@ are base 2 throughout. KV is read as one (page, head) block `[page, head_dim]` a
 range are never loaded: freed pages may hold NaN, and 0 * NaN is NaN.
 
 fp8 (e4m3) KV is read as 16-bit pairs and unpacked into fp16, even and odd columns apart: a transposed 8-bit operand
-would be loaded byte by byte. Queries come split the same way, and outputs are interleaved once at the end. With SWAP,
-keys and values are the left operands (scores `[keys, rows]`): unpacked numbers then go to the tensor cores straight
-from registers, and a tile of any number of rows runs at the full rate.
+would be loaded byte by byte. Queries come split the same way, and outputs are interleaved once at the end.
 """
 
 import triton
@@ -41,27 +39,14 @@ def unpack_e4m3(pairs, ASM: tl.constexpr):
 
 
 @triton.jit
-def along_rows(x, SWAP: tl.constexpr):
-    """A vector over query rows, shaped to go with scores."""
-    return x[None, :] if SWAP else x[:, None]
-
-
-@triton.jit
-def along_keys(x, SWAP: tl.constexpr):
-    """A vector over keys, shaped to go with scores."""
-    return x[:, None] if SWAP else x[None, :]
-
-
-@triton.jit
-def softmax_step(scores, peak, mass, MASKED: tl.constexpr, SWAP: tl.constexpr):
+def softmax_step(scores, peak, mass, MASKED: tl.constexpr):
     """Online softmax over one more block of base-2 scores. -> weights, peak, mass, factor for earlier sums."""
-    AXIS: tl.constexpr = 0 if SWAP else 1
-    new_peak = tl.maximum(peak, tl.max(scores, AXIS))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
     # In a masked block a row may have no key yet.
     shift = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
     decay = tl.exp2(peak - shift)
-    weights = tl.exp2(scores - along_rows(shift, SWAP))
-    return weights, new_peak, mass * decay + tl.sum(weights, AXIS), along_rows(decay, SWAP)
+    weights = tl.exp2(scores - shift[:, None])
+    return weights, new_peak, mass * decay + tl.sum(weights, 1), decay[:, None]
 
 
 @triton.jit
@@ -97,7 +82,6 @@ def scan(
     FP8: tl.constexpr,
     MASKED: tl.constexpr,
     CAUSAL: tl.constexpr,
-    SWAP: tl.constexpr,
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -128,30 +112,22 @@ def scan(
             v = tl.load(v_ptr + offsets)
         if FP8:
             k_a, k_b = unpack_e4m3(k, ASM)
-            if SWAP:
-                scores = tl.dot(k_b, q_b, tl.dot(k_a, q_a))
-            else:
-                scores = tl.dot(q_b, tl.trans(k_b), tl.dot(q_a, tl.trans(k_a)))
+            scores = tl.dot(q_b, tl.trans(k_b), tl.dot(q_a, tl.trans(k_a)))
         else:
             scores = tl.dot(q_a, tl.trans(k))
         scores *= scale_log2
         if MASKED:
-            keys = along_keys(token + n, SWAP)
+            keys = (token + n)[None, :]
             seen = keys < end
             if CAUSAL:
-                seen = seen & (keys <= along_rows(q_pos, SWAP))
+                seen = seen & (keys <= q_pos[:, None])
             scores = tl.where(seen, scores, float("-inf"))
-        weights, peak, mass, decay = softmax_step(scores, peak, mass, MASKED, SWAP)
+        weights, peak, mass, decay = softmax_step(scores, peak, mass, MASKED)
         weights = weights.to(q_a.dtype)
         if FP8:
-            if SWAP:
-                v_a, v_b = unpack_e4m3(tl.trans(v), ASM)
-                acc_a = tl.dot(v_a, weights, acc_a * decay)
-                acc_b = tl.dot(v_b, weights, acc_b * decay)
-            else:
-                v_a, v_b = unpack_e4m3(v, ASM)
-                acc_a = tl.dot(weights, v_a, acc_a * decay)
-                acc_b = tl.dot(weights, v_b, acc_b * decay)
+            v_a, v_b = unpack_e4m3(v, ASM)
+            acc_a = tl.dot(weights, v_a, acc_a * decay)
+            acc_b = tl.dot(weights, v_b, acc_b * decay)
         else:
             acc_a = tl.dot(weights, v, acc_a * decay)
     return acc_a, acc_b, peak, mass
@@ -180,7 +156,6 @@ def attend(
     BN: tl.constexpr,
     FP8: tl.constexpr,
     CAUSAL: tl.constexpr,
-    SWAP: tl.constexpr,
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -199,25 +174,19 @@ def attend(
         DW: tl.constexpr = D
         q_a = tl.load(base[:, None] + tl.arange(0, D)[None, :], mask=rows_ok[:, None], other=0.0)
         q_b = q_a
-    if SWAP:
-        q_a, q_b = tl.trans(q_a), tl.trans(q_b)
-        acc_a = tl.zeros((DW, MT), tl.float32)
-    else:
-        acc_a = tl.zeros((MT, DW), tl.float32)
-    acc_b = acc_a
+    acc_a = tl.zeros((MT, DW), tl.float32)
+    acc_b = tl.zeros((MT, DW), tl.float32)
     peak = tl.full((MT,), float("-inf"), tl.float32)
     mass = tl.zeros((MT,), tl.float32)
     acc_a, acc_b, peak, mass = scan(
         acc_a, acc_b, peak, mass, q_a, q_b, k_ptr, v_ptr, table_ptr, tok0, 0, num_clear, end, q_pos, scale_log2,
-        stride_page, PAGE, BN, DW, FP8, False, False, SWAP, ASM, STAGES,
+        stride_page, PAGE, BN, DW, FP8, False, False, ASM, STAGES,
     )  # fmt: skip
     num_blocks = tl.cdiv(end - tok0, BN)
     acc_a, acc_b, peak, mass = scan(
         acc_a, acc_b, peak, mass, q_a, q_b, k_ptr, v_ptr, table_ptr, tok0, num_clear, num_blocks, end, q_pos,
-        scale_log2, stride_page, PAGE, BN, DW, FP8, True, CAUSAL, SWAP, ASM, 1,
+        scale_log2, stride_page, PAGE, BN, DW, FP8, True, CAUSAL, ASM, 1,
     )  # fmt: skip
-    if SWAP:
-        acc_a, acc_b = tl.trans(acc_a), tl.trans(acc_b)
     scaled = 1.0 / tl.where(mass == 0.0, 1.0, mass)[:, None]
     out = tl.reshape(tl.join(acc_a * scaled, acc_b * scaled), (MT, D)) if FP8 else acc_a * scaled
     return out, peak + tl.log2(mass)

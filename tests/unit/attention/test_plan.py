@@ -71,7 +71,8 @@ def tilings(draw, page: int) -> Tiling:
         q_tile=draw(st.sampled_from([1, 2, 3, 8])),
         min_chunk=chunk,
         max_chunk=chunk * draw(st.sampled_from([1, 4])),
-        target_items=draw(st.sampled_from([1, 10])),
+        wave_items=draw(st.sampled_from([1, 10])),
+        exact_chunk=chunk,
         min_share=draw(st.sampled_from([0, 1, 5, 20])),
         deterministic=draw(st.booleans()),
     )
@@ -170,8 +171,8 @@ def test_all_sharing_is_found_to_any_depth(batch):
 @given(data=st.data())
 def test_the_deterministic_plan_gives_grouped_and_ungrouped_rows_the_same_partials(data):
     batch = data.draw(rows())
-    exact = Tiling(batch.page, q_tile=4, min_chunk=2 * batch.page, min_share=1, deterministic=True)
-    alone = Tiling(batch.page, q_tile=4, min_chunk=2 * batch.page, min_share=1 << 30, deterministic=True)
+    exact = Tiling(batch.page, q_tile=4, exact_chunk=2 * batch.page, min_share=1, deterministic=True)
+    alone = Tiling(batch.page, q_tile=4, exact_chunk=2 * batch.page, min_share=1 << 30, deterministic=True)
     grouped = build_plan(batch.tables, batch.starts, batch.q_lens, exact)
     ungrouped = build_plan(batch.tables, batch.starts, batch.q_lens, alone)
     assert sorted(reads(grouped)) == sorted(reads(ungrouped))
@@ -231,7 +232,7 @@ def test_no_rows_make_an_empty_plan():
 def test_the_chunk_doubles_until_the_slots_fit(deterministic):
     tables = [np.arange(1000 * r, 1000 * r + 251, dtype=np.int32) for r in range(10)]
     ones = np.ones(10, np.int64)
-    tiling = Tiling(4, q_tile=4, min_chunk=4, max_chunk=4, max_slots=40, deterministic=deterministic)
+    tiling = Tiling(4, 4, min_chunk=4, max_chunk=4, max_slots=40, deterministic=deterministic, exact_chunk=4)
     plan = build_plan(tables, ones * 1000, ones, tiling)
     assert plan.num_slots <= 40
     check_plan(plan, Rows(tables, ones * 1000, ones, 4), tiling)

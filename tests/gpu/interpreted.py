@@ -1,0 +1,80 @@
+"""The Triton kernels at small shapes in Triton's interpreter: what they compute, not how fast.
+
+Runs in a process of its own, TRITON_INTERPRET=1 being read when Triton is imported:
+`tests/unit/attention/test_triton_interpret.py` starts it.
+"""
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from headstart.attention.device_plan import DevicePlan
+from headstart.attention.plan import build_plan
+from headstart.attention.triton_attention import Partials, PlannedAttention, RowTables
+from headstart.attention.triton_extend import GatheredExtend
+from tests.gpu.paged import NO_SHARING, Spec, Tree, assert_close, lay_out
+
+FP8 = torch.float8_e4m3fn
+HALF = Spec(kv_heads=1, group=2, head_dim=16, page=16, dtype=torch.float16, device="cpu", block=16)
+EIGHT_BIT = Spec(kv_heads=2, group=5, head_dim=32, page=16, dtype=FP8, device="cpu", block=16)
+TREE = Tree([(-1, 2), (0, 1)], [(0, 20), (1, 1), (1, 17)])
+CHUNK = {"min_chunk": 32, "max_chunk": 32, "exact_chunk": 32}
+
+
+@triton.jit
+def count_kernel(out_ptr, n_ptr):
+    for i in range(tl.load(n_ptr)):
+        tl.store(out_ptr + i, i)
+
+
+def interpreter_runs() -> bool:
+    """Triton 3.6's does not with numpy 2.4: it cannot loop up to a number that was loaded."""
+    out = torch.zeros(2, dtype=torch.int32)
+    try:
+        count_kernel[(1,)](out, torch.tensor([2], dtype=torch.int32))
+    except Exception:
+        return False
+    return out.tolist() == [0, 1]
+
+
+pytestmark = pytest.mark.skipif(not interpreter_runs(), reason="this Triton's interpreter does not run with this numpy")
+
+
+@pytest.mark.parametrize("spec", [HALF, EIGHT_BIT], ids=["fp16", "fp8"])
+def test_grouped_decode_matches_the_reference(spec):
+    batch = lay_out(spec, TREE)
+    out = batch.run(padding=1, **CHUNK)
+    assert_close(batch, out[:-1])
+    assert (out[-1] == 0).all()
+
+
+def test_plain_decode_matches_the_reference():
+    batch = lay_out(HALF, TREE)
+    assert_close(batch, batch.run_ungrouped(chunk=32))
+
+
+def test_deterministic_grouped_rows_equal_ungrouped_rows_bit_for_bit():
+    batch = lay_out(HALF, TREE)
+    grouped = batch.run(deterministic=True, **CHUNK)
+    assert torch.equal(grouped, batch.run(deterministic=True, **CHUNK, min_share=NO_SHARING))
+
+
+def test_a_chunk_and_a_decode_row_on_one_prefix():
+    batch = lay_out(HALF, Tree([(-1, 2)], [(0, 20), (0, 1)]), q_lens=[11, 1])
+    assert_close(batch, batch.run(**CHUNK))
+
+
+def test_a_gathered_prefix():
+    spec = HALF
+    batch = lay_out(spec, Tree([(-1, 2)], [(0, 20), (0, 9)]), q_lens=[11, 9])
+    tables = [table[2:] for table in batch.tables]
+    plan = build_plan(tables, batch.starts - 32, batch.q_lens, spec.tiling(**CHUNK))
+    device_plan = DevicePlan(batch.num_tokens, len(plan.items), "cpu")
+    device_plan.upload(plan)
+    paged = PlannedAttention(spec.heads, spec.tile, Partials.empty(spec.heads, plan.num_slots, "cpu"), 2, causal=True)
+    rows = RowTables(batch.rows.pages[:, 2:], batch.rows.kv_lens - 32)
+    pages = torch.from_numpy(np.ascontiguousarray(batch.tables[0][:2]))
+    out = torch.full_like(batch.q, float("nan"))
+    assert_close(batch, GatheredExtend(spec.heads, paged)(batch.q, batch.kv, pages, rows, device_plan, out))
