@@ -97,7 +97,7 @@ class Desk:
         return choice
 
     def _refusal(self, request: Request, num_queued: int) -> tuple[ErrorCode, str] | None:
-        if (fault := _malformed(request)) is not None:
+        if (fault := _malformed(request, self._limits.vocab_size)) is not None:
             return ErrorCode.INVALID, fault
         max_len = len(request.prompt) + request.stop.max_new_tokens
         if max_len > self._limits.context_len:
@@ -164,12 +164,13 @@ class Desk:
         self._counters["computed_prompt_tokens"] += choice.record.num_computed
 
 
-def _malformed(request: Request) -> str | None:
+def _malformed(request: Request, vocab_size: int) -> str | None:
     stop = request.stop
     if len(request.prompt) == 0:
         return "the prompt is empty"
-    if int(request.prompt.min()) < 0 or (len(request.output_ids) and int(request.output_ids.min()) < 0):
-        return "a token id is negative"
+    for ids in (request.prompt, request.output_ids):
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            return "a token id is not in the vocabulary"
     if stop.max_new_tokens < 1 or stop.min_new_tokens < 0:
         return f"max_new_tokens {stop.max_new_tokens}, min_new_tokens {stop.min_new_tokens}"
     if len(request.output_ids) > stop.max_new_tokens:

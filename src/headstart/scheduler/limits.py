@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+ANY_TOKEN_ID = 1 << 31
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
@@ -15,6 +17,7 @@ class DecodeLimits:
     num_reserved_decode_tokens: int  # growth reserved for each admitted request, tokens, page-rounded
     kill_after_s: float = 5.0  # Cancel unanswered this long, and too many overdue pages: ask for the peer's end
     gateway_silence_s: float = 5.0  # no word from a gateway this long, membership included: its requests are cancelled
+    vocab_size: int = ANY_TOKEN_ID  # token ids are below it
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +29,4 @@ class PrefillLimits:
     credit_tokens: int  # prompt tokens one decode worker may have open here
     capacity_tokens: int  # longest prompt that fits the pool
     kill_after_s: float = 5.0  # a handle open this long past its deadline, and too many such: ask for the peer's end
+    vocab_size: int = ANY_TOKEN_ID  # token ids are below it

@@ -138,6 +138,8 @@ class PrefillScheduler:
             return f"{len(dst)} target pages for positions [{message.start}, {end})"
         if dst.min() < 0 or len(np.unique(dst)) != len(dst):
             return "target pages are negative or repeated"
+        if not 0 <= int(message.tokens.min()) <= int(message.tokens.max()) < self._limits.vocab_size:
+            return "a token id is not in the vocabulary"
         if not math.isfinite(message.remaining_s):
             return "remaining_s is not finite"
         return None

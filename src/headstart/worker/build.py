@@ -79,7 +79,7 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     settings = spec.settings
     folder = resolve_model(spec.model, _log_progress)
     device = _device(settings)
-    config, pool = _plan_executor(spec, folder, device)
+    config, pool, vocab_size = _plan_executor(spec, folder, device)
     kv_spec = make_kv_spec(config)
     executor = make_executor(config, ports.on_step_done)
     loaded = time.monotonic()
@@ -93,7 +93,8 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     )
     warm = time.monotonic()
     transport = _transport(settings, worker, executor)
-    scheduler = _scheduler(spec, worker, _Parts(kv_spec, pool, step, transport, executor.pool.region.page_bytes), ports)
+    parts = _Parts(kv_spec, pool, step, transport, executor.pool.region.page_bytes, vocab_size)
+    scheduler = _scheduler(spec, worker, parts, ports)
     facts = {
         "dtype": config.dtype,
         "page_size": pool.page_size,
@@ -117,6 +118,7 @@ class _Parts:
     step: StepPlan
     transport: Transport
     page_bytes: int
+    vocab_size: int
 
 
 def _scheduler(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, ports: BuildPorts) -> Scheduler:
@@ -128,6 +130,7 @@ def _scheduler(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, ports: BuildP
             chunked_prefill_size=step.chunked_prefill_size,
             credit_tokens=step.credit_tokens,
             capacity_tokens=pool.context_len,
+            vocab_size=parts.vocab_size,
         )
         return PrefillScheduler(
             worker, parts.kv_spec, limits, cache, PrefillPorts(parts.transport, ports.clock, ports.send)
@@ -139,13 +142,14 @@ def _scheduler(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, ports: BuildP
         chunked_prefill_size=step.chunked_prefill_size,
         local_prefill_tokens=step.local_prefill_tokens,
         num_reserved_decode_tokens=step.num_reserved_decode_tokens,
+        vocab_size=parts.vocab_size,
     )
     decode_ports = DecodePorts(parts.transport.descriptor(), parts.page_bytes, ports.clock, ports.send)
     scheduler: Scheduler = DecodeScheduler(worker, parts.kv_spec, decode_limits, cache, decode_ports)
     return UncachedScheduler(scheduler) if spec.settings.cache.disable_radix_cache else scheduler
 
 
-def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[ExecutorConfig, PoolPlan]:
+def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[ExecutorConfig, PoolPlan, int]:
     settings, model = spec.settings, spec.settings.model
     overrides = "" if model.json_model_override_args.strip() == "{}" else model.json_model_override_args
     info = read_model_info(folder, parse_overrides(overrides))
@@ -161,7 +165,7 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
         num_pages=pool.num_pages,
         num_threads=spec.num_threads or torch.get_num_threads(),
     )
-    return config, pool
+    return config, pool, info.vocab_size
 
 
 def dtype_and_token_bytes(wanted: str, device: str, info: ModelInfo) -> tuple[str, int]:
