@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is optional")
 def test_the_kernels_compute_the_right_thing_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--noconftest", "-n", "0"]
+    command = [sys.executable, "-m", "pytest", "-v", "-rs", "-p", "no:cacheprovider", "--noconftest", "-n", "0"]
     if find_spec("xdist") is None:
         command = command[:-2]
     done = subprocess.run(
