@@ -1,8 +1,23 @@
 """What part of the card's copy bandwidth does decode attention reach, counting each resident KV byte once?"""
 
-from common import Card, Scene, Workload, arguments, compare, print_table, save, tiling_for
+from common import Card, Scene, Workload, arguments, compare, print_table, save, tiling_for, warm_arms
 
 from headstart.attention.triton_attention import decode_tile
+
+
+def arms_of(scene: Scene, card: Card) -> dict:
+    work = scene.work
+    if work.groups == work.rows:
+        tile = decode_tile(work.heads, work.fp8)
+        return {f"ungrouped, chunk {chunk}": scene.ungrouped(tile, chunk) for chunk in (2048, 4096)}
+    tiles = {
+        rows: decode_tile(work.heads, work.fp8, rows)
+        for rows in (16, 32, 64)
+        if rows >= 4 * work.group and (rows < 64 or not work.fp8)
+    }
+    return {
+        f"grouped, {rows} rows": scene.decode(card, tile, tiling_for(card, work, tile)) for rows, tile in tiles.items()
+    }
 
 
 def main() -> None:
@@ -16,23 +31,11 @@ def main() -> None:
     ]
     if args.smoke:
         works = [works[1].small()]
+    warm_arms(arms_of, works, args.smoke)
     results = []
     for work in works:
         scene = Scene.lay_out(work, card.device)
-        alone = work.groups == work.rows
-        if alone:
-            tile = decode_tile(work.heads, work.fp8)
-            arms = {f"ungrouped, chunk {chunk}": scene.ungrouped(tile, chunk) for chunk in (2048, 4096)}
-        else:
-            tiles = {
-                rows: decode_tile(work.heads, work.fp8, rows)
-                for rows in (16, 32, 64)
-                if rows >= 4 * work.group and (rows < 64 or not work.fp8)
-            }
-            arms = {
-                f"grouped, {rows} rows": scene.decode(card, tile, tiling_for(card, work, tile))
-                for rows, tile in tiles.items()
-            }
+        arms = arms_of(scene, card)
         unique = scene.unique_tokens * work.token_bytes * work.layers
         for name, spread in compare(arms).items():
             results.append({

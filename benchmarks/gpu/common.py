@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -268,6 +268,26 @@ class _Attempt:
             print(f"{argument}: {type(error).__name__}: {str(error)[:100]}")
             return False
         return True
+
+
+@dataclass(frozen=True)
+class _Warm:
+    arms_of: Callable[["Scene", Card], dict[str, Callable[[], object]]]
+
+    def __call__(self, work: "Workload") -> None:
+        """Every arm of a small workload that compiles to the same kernels."""
+        small = replace(work, rows=2, groups=1, prefix=1024, private=300)
+        for call in self.arms_of(Scene.lay_out(small, "cuda"), Card("", "cuda", 132, 1, 1)).values():
+            call()
+
+
+def warm_arms(
+    arms_of: Callable[["Scene", Card], dict[str, Callable[[], object]]], works: list["Workload"], smoke: bool
+) -> None:
+    """Compile what the arms of `works` need, in parallel."""
+    kinds = {(work.group, work.fp8, work.page, work.rows // work.groups): work for work in works}
+    if not smoke:
+        precompile(_Warm(arms_of), list(kinds.values()))
 
 
 def compare(arms: dict[str, Callable[[], object]], repeats: int = 30) -> dict[str, Spread]:

@@ -1,8 +1,17 @@
 """What does the planned path cost where rows share nothing, against the plain kernel?"""
 
-from common import Card, Scene, Workload, arguments, compare, print_table, save, tiling_for
+from common import Card, Scene, Workload, arguments, compare, print_table, save, tiling_for, warm_arms
 
 from headstart.attention.triton_attention import decode_tile
+
+
+def arms_of(scene: Scene, card: Card) -> dict:
+    work = scene.work
+    tile, wide = (decode_tile(work.heads, work.fp8, rows) for rows in (16, 32))
+    return {f"plain {chunk}": scene.ungrouped(tile, chunk) for chunk in (512, 1024, 2048, 4096)} | {
+        "planned": scene.decode(card, tile, tiling_for(card, work, tile)),
+        "planned, 32 rows": scene.decode(card, wide, tiling_for(card, work, wide)),
+    }
 
 
 def main() -> None:
@@ -12,14 +21,11 @@ def main() -> None:
     works = [Workload(rows, rows, 0, length, fp8=fp8) for rows, length in shapes for fp8 in (False, True)]
     if args.smoke:
         works = [works[0].small()]
+    warm_arms(arms_of, works, args.smoke)
     results = []
     for work in works:
         scene = Scene.lay_out(work, card.device)
-        tile = decode_tile(work.heads, work.fp8)
-        wide = decode_tile(work.heads, work.fp8, 32)
-        arms = {f"plain {chunk}": scene.ungrouped(tile, chunk) for chunk in (512, 1024, 2048, 4096)}
-        arms |= {"planned": scene.decode(card, tile, tiling_for(card, work, tile))}
-        arms |= {"planned, 32 rows": scene.decode(card, wide, tiling_for(card, work, wide))}
+        arms = arms_of(scene, card)
         spreads = compare(arms)
         ms = {name: spread.median_s / work.layers * 1e3 for name, spread in spreads.items()}
         plain = min(value for name, value in ms.items() if name.startswith("plain"))

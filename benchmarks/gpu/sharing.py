@@ -1,17 +1,15 @@
 """How much faster is it to read a shared prefix once? Against the best arm that reads it for every row."""
 
-from common import NO_SHARING, Card, Scene, Workload, arguments, compare, print_table, save, tiling_for
+from common import NO_SHARING, Card, Scene, Workload, arguments, compare, print_table, save, tiling_for, warm_arms
 
-from headstart.attention.triton_attention import TileShape, decode_tile
+from headstart.attention.triton_attention import TileShape, decode_tile, fitting_rows
 
 
 def tile_for(work: Workload) -> TileShape:
-    """Rows enough for the mean group."""
-    wanted = min(64, work.group * work.rows / work.groups)
-    return decode_tile(work.heads, work.fp8, 16 if wanted <= 16 else 32 if wanted <= 32 else 64)
+    return decode_tile(work.heads, work.fp8, fitting_rows(work.heads, work.fp8, work.rows / work.groups))
 
 
-def arms_of(scene: Scene, card: Card):
+def arms_of(scene: Scene, card: Card) -> dict:
     work, tile, plain = scene.work, tile_for(scene.work), decode_tile(scene.work.heads, scene.work.fp8)
     siblings = tiling_for(card, work, plain, q_tile=1)
     return {
@@ -38,6 +36,7 @@ def main() -> None:
     works += [Workload(32, 5, 50_000, 4_675), Workload(8, 2, 50_000, 4_675), Workload(256, 20, 16_384, 1_024)]
     if args.smoke:
         works = [works[0].small()]
+    warm_arms(arms_of, works, args.smoke)
     results = []
     for work in works:
         scene = Scene.lay_out(work, card.device)

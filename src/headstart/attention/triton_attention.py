@@ -42,17 +42,23 @@ class TileShape:
         return self.rows // heads.group
 
 
-def decode_tile(heads: HeadShape, fp8: bool, rows: int = 16) -> TileShape:
-    """What the decode kernels ran fastest with on Hopper, for tiles of about `rows` query rows.
+def fitting_rows(heads: HeadShape, fp8: bool, group_size: float) -> int:
+    """Rows of the tile for groups of about `group_size` decode rows: keys are read once for each tile a group fills.
 
-    More rows read a large group's keys once instead of once a tile. For fp8 the numbers are unpacked in registers,
-    and tiles of 64 rows, whose operands must go back through shared memory, are slower than two of 32.
+    A tile of 64 bf16 rows runs on the wider tensor core instructions and costs no more than one of 32. For fp8 it
+    does: unpacked numbers would go back through shared memory for them.
     """
-    rows = max(rows if not fp8 else min(rows, 32), 16)
+    if group_size * heads.group <= 16:
+        return 16
+    return 32 if fp8 else 64
+
+
+def decode_tile(heads: HeadShape, fp8: bool, rows: int = 16) -> TileShape:
+    """What the decode kernels ran fastest with on Hopper, for tiles of `rows` query rows or the next that fit."""
     while rows < heads.group:
         rows *= 2
     keys = 64 if heads.head_dim <= 128 else 32
-    warps = 8 if rows > 64 else 2 if fp8 and heads.head_dim <= 128 else 4
+    warps = 8 if rows > 64 else 2 if fp8 and rows <= 32 and heads.head_dim <= 128 else 4
     smem = 2 * 2 * keys * heads.head_dim * (1 if fp8 else 2) + 12_000
     return TileShape(rows, keys, warps, stages=3, programs_per_sm=max(1, min(4, 220_000 // smem)))
 
