@@ -2,6 +2,7 @@
 
 import pickle
 import socket
+from contextlib import suppress
 from random import Random
 from urllib.parse import urlsplit
 
@@ -27,7 +28,8 @@ def incarnations(cluster: Cluster) -> dict[str, int]:
 
 
 def shout(port: int, payload: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
+    """The port may hang up as soon as it has seen enough."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as line, suppress(OSError):
         line.sendall(payload)
         line.shutdown(socket.SHUT_WR)
 

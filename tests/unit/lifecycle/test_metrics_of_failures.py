@@ -1,0 +1,68 @@
+"""Case M6: while everything goes wrong, what the workers say of themselves can be scraped and logged."""
+
+import logging
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from worlds import make_world, prompt, settle, submit
+
+from headstart.core.errors import ErrorCode
+from headstart.observe.decode_line import INTERVAL_S, LoadLine
+from headstart.observe.metrics import WorkerCollector, WorkerSample
+from headstart.sim.world import World
+from headstart.transfer.loopback import Fate, Posted
+
+
+def every_third_fails(posted: Posted) -> Fate:
+    return Fate(fails=True) if posted.index % 3 == 2 else Fate(num_notices=2 if posted.index % 3 else 1)
+
+
+class Watch:
+    """Scrapes and logs every worker after each event of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._registry = CollectorRegistry()
+        self._registry.register(WorkerCollector(self._samples))
+        self._lines: dict[str, LoadLine] = {}
+        self.num_looks = 0
+        self.last = ""
+
+    def _samples(self) -> list[WorkerSample]:
+        return [
+            WorkerSample(name, worker.join.role, "alive", worker.organs.scheduler.load())
+            for name, worker in self._world.workers.items()
+        ]
+
+    def look(self) -> None:
+        self.last = generate_latest(self._registry).decode()
+        for name, worker in self._world.workers.items():
+            line = self._lines.setdefault(name, LoadLine(name, 4, 32))
+            line.observe(self.num_looks * INTERVAL_S, worker.organs.scheduler.load())
+        self.num_looks += 1
+
+
+def test_case_M6_a_history_of_failures_can_be_scraped_and_logged_at_every_moment(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    world = make_world(num_prefill=2, decode_pages=40, timing={"restart_s": 0.2})
+    world.judge_writes(every_third_fails)
+    watch = Watch(world)
+    handles = [submit(world, prompt(30, first), 20) for first in range(6)]
+    late = submit(world, prompt(60, 7), 60, remaining_s=0.2)
+    huge = submit(world, prompt(10), 1000)
+    empty = submit(world, [])
+    world.at(world.clock.now() + 0.05, lambda: world.cancel(handles[0]))
+    world.at(world.clock.now() + 0.1, lambda: world.kill("prefill-0"))
+    world.at(world.clock.now() + 0.3, lambda: world.kill("decode-0"))
+    while not all(handle.is_done for handle in world.handles):
+        world.step()
+        watch.look()
+    settle(world)
+    watch.look()
+    assert (late.error, huge.error, empty.error) == (ErrorCode.DEADLINE, ErrorCode.TOO_LONG, ErrorCode.INVALID)
+    assert handles[0].error is ErrorCode.CANCELLED
+    assert watch.num_looks > 50
+    assert 'event="failed_writes"' in watch.last
+    assert len([line for line in caplog.records if line.name == "headstart.worker"]) > 50
