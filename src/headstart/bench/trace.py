@@ -44,13 +44,19 @@ def read_trace(path: Path) -> list[TraceRequest]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = _object(json.loads(line))
                 requests.extend(_session_line(row, new_ids) if "requests" in row else [_request_line(row)])
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise BenchError(f"{path.name}, line {number}: not a request of a known format ({error!r})") from error
     if not requests:
         raise BenchError(f"{path.name} holds no requests")
     return requests
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return value
 
 
 def _request_line(row: dict[str, Any]) -> TraceRequest:
