@@ -42,7 +42,7 @@ def main() -> None:
     ]:  # fmt: skip
         work = Workload(rows, groups, 50_000, 4_675, page=page)
         tables, kv_lens = tables_of(work)
-        tiling = Tiling(page, 8, min_chunk=chunk, max_chunk=chunk, max_slots=1 << 16)
+        tiling = Tiling(page, 8, min_chunk=chunk, max_chunk=chunk, max_slots=1 << 16, wave_items=33)
         ones = np.ones(rows, np.int64)
         prefixes = PrefixOrder()
         plan = build_plan(tables, kv_lens - 1, ones, tiling, prefixes)

@@ -113,8 +113,8 @@ class Batch:
     def plan(self, **changes: object) -> Plan:
         return build_plan(self.tables, self.starts, self.q_lens, self.spec.tiling(**changes))
 
-    def run(self, padding: int = 0, **changes: object) -> torch.Tensor:
-        """Output `[query tokens + padding, q_heads, head_dim]` by plan."""
+    def run(self, padding: int = 0, lse: torch.Tensor | None = None, **changes: object) -> torch.Tensor:
+        """Output `[query tokens + padding, q_heads, head_dim]` by plan; `lse` takes base-2 log-sum-exps."""
         plan = self.plan(**changes)
         num_rows = self.num_tokens + padding
         device_plan = DevicePlan(num_rows, len(plan.items), self.spec.device)
@@ -124,7 +124,7 @@ class Batch:
         out = torch.full((num_rows, *self.q.shape[1:]), float("nan"), dtype=self.q.dtype, device=self.spec.device)
         causal = bool((self.q_lens > 1).any())
         attention = PlannedAttention(self.spec.heads, self.spec.tile, partials, num_sms(self.spec.device), causal)
-        attention(self.q, self.kv, self.rows, device_plan, out)
+        attention(self.q, self.kv, self.rows, device_plan, out, lse)
         assert int(partials.queue) == 0, "the queue is empty for the next layer"
         return out
 
@@ -197,6 +197,16 @@ def reference(batch: Batch) -> torch.Tensor:
         future = torch.arange(start + q_len, device=spec.device)[None] > positions
         outs.append((scores.masked_fill(future, float("-inf")).softmax(-1) @ v).transpose(0, 1))
     return torch.cat(outs)
+
+
+def reference_lse(batch: Batch) -> torch.Tensor:
+    """Natural log-sum-exps of decode rows, float64 `[rows, q_heads]`."""
+    rows = []
+    for row, (table, start) in enumerate(zip(batch.tables, batch.starts.tolist(), strict=True)):
+        k = stored(batch, 0, table, start + 1)
+        scores = (k @ batch.q[row].double()[:, :, None])[..., 0] * batch.spec.heads.sm_scale
+        rows.append(scores.logsumexp(-1))
+    return torch.stack(rows)
 
 
 def stored(batch: Batch, part: int, table: np.ndarray, kv_len: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from headstart.attention.device_plan import DevicePlan
 from headstart.attention.plan import Planner
 from headstart.attention.triton_attention import Partials, PlannedAttention, RowTables
-from tests.gpu.paged import NO_SHARING, Batch, Spec, Tree, assert_close, lay_out, num_sms, reference
+from tests.gpu.paged import NO_SHARING, Batch, Spec, Tree, assert_close, lay_out, num_sms, reference, reference_lse
 
 BF16 = torch.bfloat16
 FP8 = torch.float8_e4m3fn
@@ -42,6 +42,15 @@ def test_any_shape_of_heads_and_pages(dtype, group, head_dim, page):
 def test_any_tile(dtype, rows):
     batch = lay_out(Spec(dtype=dtype, tile_rows=rows, warps=8 if rows == 128 else 4), TREES["star"])
     assert_close(batch, batch.run())
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_log_sum_exps(dtype):
+    batch = lay_out(Spec(dtype=dtype), TWO_GROUPS)
+    lse = torch.full((batch.num_tokens, batch.spec.heads.num_q_heads), float("nan"), device="cuda")
+    batch.run(lse=lse)
+    natural = lse.double() * np.log(2)
+    assert float((natural - reference_lse(batch)).abs().max()) <= 1e-3
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)

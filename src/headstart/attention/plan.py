@@ -36,7 +36,7 @@ FLAGS = 6
 ITEM_WIDTH = 8
 _END = 7  # the end of the range an item is cut from
 
-_ITEM_TOKENS = 25
+_ITEM_TOKENS = 50
 """What starting and ending an item costs, as key tokens read in that time."""
 
 OPEN = 1  # ends at the KV length of SRC_ROW
@@ -50,7 +50,7 @@ class Tiling:
     page_size: int
     q_tile: int  # query tokens an item holds: rows of the kernel's tile / query heads per KV head
     min_chunk: int = 256  # multiple of page_size
-    max_chunk: int = 4096
+    max_chunk: int = 2048
     wave_items: int = 32  # items that run at once: programs of the kernel / KV heads
     max_items: int = 1 << 16
     max_slots: int = 8192  # the chunk doubles until the partial results fit

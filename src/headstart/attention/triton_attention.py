@@ -216,7 +216,7 @@ def _merge_constants(heads: HeadShape, kv: LayerKV) -> dict[str, int | bool]:
         "HQ": heads.num_q_heads,
         "G": heads.group,
         "D": heads.head_dim,
-        "NS": 16,
+        "NS": 32,
         "FP8": kv.is_fp8,
         "num_warps": 4,
     }
