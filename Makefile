@@ -9,6 +9,7 @@ PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 TORCH_SPEC ?= $(shell grep '^torch==' $(CONSTRAINTS) || echo torch)
 SERVE_ARGS ?=
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -75,8 +76,8 @@ test-full: $(DEV_STAMP)  ## the long tests that `make test` leaves out (<= 40 mi
 test-gpu: $(DEV_STAMP)  ## tests that need a GPU
 	$(BIN)/python -m pytest -m 'not soak' tests/gpu
 
-bench: $(DEV_STAMP)  ## measure; writes a table and JSON under bench-out/ (never part of the tests)
-	$(BIN)/headstart bench
+bench: $(DEV_STAMP)  ## measure; tables and JSON go to bench-out/, never part of the tests (BENCH_ARGS=--quick: 3 minutes)
+	$(BIN)/python benchmarks/suite.py $(BENCH_ARGS)
 
 soak: $(DEV_STAMP)  ## hours of random traffic over real processes
 	$(PYTEST) -m soak $(TEST_DIRS)

@@ -43,9 +43,9 @@ DEPLOYMENTS = (
 PARTS: dict[str, tuple[str, ...]] = {
     "radix_match": ("radix_match.py", "--json"),
     "host_step": ("host_step.py",),
-    "cpu_attention": ("cpu_attention.py", "--json"),
+    "cpu_attention": ("cpu_attention.py",),
 }
-"""Name in the report -> script and arguments; each prints JSON."""
+"""Name in the report -> script and arguments. What is no JSON is kept as lines."""
 PART_S = 300.0
 
 Load = tuple[str, Shape, int]
@@ -115,9 +115,14 @@ def measure_part(name: str, note: Callable[[str], None]) -> Any:
     command = [sys.executable, str(HERE / script), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PART_S, check=False)
-        return json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr[-1000:]}
-    except (subprocess.TimeoutExpired, ValueError) as error:
+    except subprocess.TimeoutExpired as error:
         return {"error": str(error)}
+    if done.returncode:
+        return {"error": done.stderr[-1000:]}
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        return done.stdout.splitlines()
 
 
 def main() -> int:
@@ -129,14 +134,16 @@ def main() -> int:
     console = Console(stderr=True)
     began = time.perf_counter()
     machine = machine_facts()
-    with console.status("") as status:
-        note = status.update
-        parts = {} if args.only == "serve" else {name: measure_part(name, note) for name in PARTS}
-        try:
-            runs = [] if args.only == "parts" else measure_deployments(args, note)
-        except (BenchError, RuntimeError) as error:
-            console.print(f"benchmark failed: {error}", markup=False)
-            return 1
+
+    def note(what: str) -> None:
+        console.print(f"{time.perf_counter() - began:4.0f} s  {what}", markup=False, highlight=False)
+
+    parts = {} if args.only == "serve" else {name: measure_part(name, note) for name in PARTS}
+    try:
+        runs = [] if args.only == "parts" else measure_deployments(args, note)
+    except (BenchError, RuntimeError) as error:
+        console.print(f"benchmark failed: {error}", markup=False)
+        return 1
     args.out.mkdir(parents=True, exist_ok=True)
     report = {"schema": SCHEMA, "machine": machine, "runs": runs, "parts": parts}
     (args.out / "suite.json").write_text(json.dumps(report, indent=1) + "\n")
@@ -147,7 +154,7 @@ def main() -> int:
         draw([run for run in runs if run["name"] in ("shared-prefix", "multi-turn")], args.out)
     for name, result in parts.items():
         print(f"\n{name}\n{json.dumps(result, indent=1)}")
-    failed = [name for name, result in parts.items() if "error" in result]
+    failed = [name for name, result in parts.items() if isinstance(result, dict) and "error" in result]
     print(f"\n{time.perf_counter() - began:.0f} s; everything is in {args.out}/suite.json")
     return 1 if failed else 0
 
