@@ -31,7 +31,7 @@ class ModelFacts:
     max_context_len: int
     """Tokens the model was made for."""
     kv_bytes_per_token: int
-    """Bytes of KV of one token, all layers."""
+    """Bytes that one token of the pool takes: its KV, all layers, and what attention keeps beside the pool for it."""
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from headstart.model.info import (
     read_model_info,
     rope_settings,
 )
-from headstart.model.linear import float16_weights_are_built, pack_linears
+from headstart.model.linear import float16_weights_are_built, pack_linears, round_linears
 from headstart.model.load import load_model
 from headstart.model.source import WeightSource
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_COPY_SHARE = 0.25
-"""Of the pool's size: contiguous copies of shared and settled pages that the CPU attention keeps between steps."""
+CPU_COPY_SHARE = 0.25
+"""Of the pool's size, beside it: copies of shared and settled pages that the CPU attention keeps between steps."""
 _BF16_CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -37,12 +37,12 @@ class ExecutorConfig:
 
     weights: WeightSource
     page_size: int  # tokens; equal on both sides of a transfer
+    num_pages: int
     device: str = "cpu"
     dtype: str = "auto"  # of weights; see `choose_dtype`
     kv_dtype: str = "auto"  # of the pool; see `choose_kv_dtype`. Equal on both sides of a transfer
-    num_pages: int | None = None  # None: as many as `mem_fraction` holds
-    mem_fraction: float = 0.2  # of the memory that is free after loading
     num_threads: int = 1  # torch threads of the step
+    few_rows: bool = True  # False: steps are long chunks alone, as on a prefill worker
     grouped_attention: bool = True  # False reads a shared prefix once per row: for comparison
 
 
@@ -74,7 +74,9 @@ def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = N
     kv_dtype = _DTYPES[_kv_dtype(config)]
     torch.set_num_threads(config.num_threads)
     model = _load(config)
-    pool = KVPool.allocate(pool_shape(config, kv_dtype), kv_dtype, config.device)
+    info = _info(config)
+    shape = PoolShape(config.num_pages, info.num_layers, info.num_kv_heads, config.page_size, info.head_dim)
+    pool = KVPool.allocate(shape, kv_dtype, config.device)
     executor = TorchExecutor(StepRunner(model, pool, _attention(config, pool)), config.num_threads, on_done)
     executor.start()
     return executor
@@ -96,26 +98,16 @@ def make_kv_spec(config: ExecutorConfig) -> KVSpec:
     )
 
 
-def pool_shape(config: ExecutorConfig, kv_dtype: torch.dtype) -> PoolShape:
-    """The pool's shape; the number of pages follows from the free memory where the settings leave it open."""
-    info = _info(config)
-    one = PoolShape(1, info.num_layers, info.num_kv_heads, config.page_size, info.head_dim)
-    num_pages = config.num_pages
-    if num_pages is None:
-        num_pages = int(_free_bytes(config.device) * config.mem_fraction) // one.page_bytes(kv_dtype)
-    if num_pages < 1:
-        raise WorkerError(f"no memory for a single page of {one.page_bytes(kv_dtype)} bytes")
-    return PoolShape(num_pages, info.num_layers, info.num_kv_heads, config.page_size, info.head_dim)
-
-
 def _load(config: ExecutorConfig) -> PreTrainedModel:
     dtype = choose_dtype(config.dtype, config.device)
     packs_float16 = _packs_float16(dtype, config.device)
     model = load_model(config.weights, torch.float32 if packs_float16 else _DTYPES[dtype], config.device)
     if config.device == "cpu":
         fuse(model)
-    if packs_float16:
+    if packs_float16 and config.few_rows:
         pack_linears(model)
+    elif packs_float16:
+        round_linears(model)
     return model
 
 
@@ -134,18 +126,9 @@ def _info(config: ExecutorConfig) -> ModelInfo:
 def _attention(config: ExecutorConfig, pool: KVPool) -> AttentionBackend:
     if config.device != "cpu":
         raise WorkerError(f"attention on {config.device!r} is not built")
-    return CpuAttention(pool.data, config.grouped_attention, copy_bytes=int(pool.data.nbytes * _COPY_SHARE))
+    return CpuAttention(pool.data, config.grouped_attention, copy_bytes=int(pool.data.nbytes * CPU_COPY_SHARE))
 
 
 def _cpu_flags() -> set[str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return {flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split()}
-
-
-def _free_bytes(device: str) -> int:
-    if device != "cpu":
-        return int(torch.cuda.mem_get_info(device)[0])
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise WorkerError("/proc/meminfo does not say how much memory is available; set the number of pages")

@@ -75,10 +75,10 @@ def _free_bytes() -> int:
 
 
 def _choices(settings: WorkerSettings, info: ModelInfo, device: DeviceFacts) -> list[tuple[str, str]]:
-    from headstart.worker.build import dtype_and_token_bytes
+    from headstart.worker.build import dtype_and_token_bytes, token_memory
 
     dtype, token_bytes = dtype_and_token_bytes(settings.model.dtype, device.device, info)
-    pool = resolve_pool(settings, device, ModelFacts(info.context_len, token_bytes))
+    pool = resolve_pool(settings, device, ModelFacts(info.context_len, token_memory(token_bytes, device.device)))
     step = resolve_step(settings.step, settings.cache.num_reserved_decode_tokens, pool, device.device, 0.0)
     chunk = settings.step.chunked_prefill_size
     return [
