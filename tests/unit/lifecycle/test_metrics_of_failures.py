@@ -53,12 +53,18 @@ def test_case_M6_a_history_of_failures_can_be_scraped_and_logged_at_every_moment
     late = submit(world, prompt(60, 7), 60, remaining_s=0.2)
     huge = submit(world, prompt(10), 1000)
     empty = submit(world, [])
-    world.at(world.clock.now() + 0.05, lambda: world.cancel(handles[0]))
-    world.at(world.clock.now() + 0.1, lambda: world.kill("prefill-0"))
-    world.at(world.clock.now() + 0.3, lambda: world.kill("decode-0"))
+    began = world.clock.now()
+    faults = [
+        (0.05, lambda: world.cancel(handles[0])),
+        (0.1, lambda: world.kill("prefill-0")),
+        (0.3, lambda: world.kill("decode-0")),
+    ]
     while not all(handle.is_done for handle in world.handles):
         world.step()
         watch.look()
+        if faults and world.clock.now() >= began + faults[0][0]:
+            faults.pop(0)[1]()
+    assert not faults
     settle(world)
     watch.look()
     assert (late.error, huge.error, empty.error) == (ErrorCode.DEADLINE, ErrorCode.TOO_LONG, ErrorCode.INVALID)
