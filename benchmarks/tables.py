@@ -49,8 +49,10 @@ def comparison_table(runs: list[Row]) -> str:
             continue
         unified, split = (_mean(sides[label], _speed) for label in ("unified", "split"))
         itl = _mean(sides["unified"], _key("mean_itl_ms"))
+        shown_itl = f"{itl:.1f} ms" if itl else "-"
         lines.append(
-            f"{name:<26} {unified:>9.1f} {split:>9.1f} {split / unified:>14.2f} {quoted:>12} {quoted_split:>15} {itl:>9.1f} ms"
+            f"{name:<26} {unified:>9.1f} {split:>9.1f} {split / unified:>14.2f} {quoted:>12} {quoted_split:>15} "
+            f"{shown_itl:>12}"
         )
     ready = {label: group[0]["ready_s"] for label, group in _by_label(runs)}
     lines.append("ready after (s): " + ", ".join(f"{label} {seconds:.1f}" for label, seconds in ready.items()))

@@ -140,7 +140,7 @@ class Player:
         answer = await stage.client.ask(prompt, turn.output_len)
         self._context.answered(answer)
         if isinstance(prompt, list):
-            stage.reuse.add(prompt + list(answer.token_ids))
+            stage.reuse.add((prompt + list(answer.token_ids))[:-1])  # nobody computed the last token's KV
         late_s = 0.0 if due_s is None else max(0.0, answer.sent_s - due_s)
         record = Record(replace(asked, late_s=late_s), answer)
         stage.on_record(record)

@@ -63,6 +63,12 @@ def test_possible_reuse_counts_whole_blocks_of_earlier_prompts_and_answers():
     assert [record.asked.possible_len for record in phase.records] == [0, 64, 32]
 
 
+def test_the_last_token_of_an_answer_cannot_be_reused():
+    session = Session("s", (Turn(fresh(40), 24), Turn(fresh(50, 2), 2)))
+    phase, _ = played([session])
+    assert [record.asked.possible_len for record in phase.records] == [0, 48]
+
+
 def test_the_concurrency_limit_holds_and_is_used():
     phase, server = played(NoReuse(9, Length(5), Length(3)).build(1).measured, Pace(max_concurrency=4))
     assert server.most_at_once == 4
