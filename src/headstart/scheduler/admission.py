@@ -7,7 +7,7 @@ it. With page 16 and a reserve of 34 tokens, 14 tokens of prompt need 48 tokens 
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from headstart.core.layout import pages_for
 from headstart.scheduler.entries import Waiting
@@ -48,12 +48,13 @@ class WaitingLine:
     def remove(self, entry: Waiting) -> None:
         self._line.remove(entry)
 
-    def overtake(self, entry: Waiting) -> None:
-        """`entry` was admitted: everyone before it was overtaken once more."""
+    def overtake(self, entry: Waiting, unharmed: Collection[Waiting]) -> None:
+        """`entry` was admitted: everyone before it who would have gained by its place was overtaken once more."""
         for other in self._line:
             if _place(other) >= _place(entry):
                 break
-            other.num_overtaken += 1
+            if other not in unharmed:
+                other.num_overtaken += 1
 
 
 def _place(entry: Waiting) -> tuple[bool, int]:

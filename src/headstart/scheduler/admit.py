@@ -3,6 +3,10 @@
 A pass runs only when something stirred, looks at the line in order and matches a bounded number of choices that then do
 not get in. Who does not fit is overtaken by those who do, a bounded number of times; retracted choices are not. A pass
 pins what it admits first, evicts once for all of it, and allocates then.
+
+A prefill worker computes prompts of one length one after the other, so leasing pages for many of them at once only
+keeps others out. While it works on one, others of about that length wait for their turn where the pages of those that
+are out would come to more than a share of the pool; whoever passes them does them no harm.
 """
 
 from dataclasses import dataclass, field
@@ -27,9 +31,16 @@ LOOK_AGAIN_S = 0.2
 """A choice that did not get in is matched again after this, or once its last match would fit."""
 
 
+EARLY_SHARE = 0.375
+"""Share of the pool that open calls of about the same length may lease."""
+FEW_PAGES = 1 / 64
+"""Share of the pool below which a prompt is too short to wait for its turn."""
+
+
 class Blocked(Enum):
     PAGES = "pages"
     CREDIT = "credit"
+    TURN = "turn"
     LEADER = "leader"
 
 
@@ -53,6 +64,7 @@ class Pass:
     num_vain: int = 0
     no_credit: tuple[float, float] = inf, -inf  # shortest and longest prompt that found none
     credit_is_spoken_for: bool = False
+    in_turn: set[Waiting] = field(default_factory=set)  # wait for their turn and lose nothing to those who pass
 
 
 class Admission:
@@ -79,6 +91,8 @@ class Admission:
             if is_full or position == MAX_SCANNED or admissions.num_vain == MAX_VAIN_MATCHES:
                 break
             blocked = self._consider(entry, admissions)
+            if blocked is Blocked.TURN:
+                admissions.in_turn.add(entry)
             waits_no_longer = entry.retracted or entry.num_overtaken >= MAX_OVERTAKEN
             if blocked is Blocked.PAGES and waits_no_longer:
                 break
@@ -102,10 +116,12 @@ class Admission:
                 return Blocked.LEADER
         num_new = pages_to_lease(len(tokens), match.num_pages, board.page_size)
         reserve = board.reserve(choice, match.num_pages + num_new)
-        entry.hint = Hint(match.prefix_len, num_new + reserve, admissions.now + LOOK_AGAIN_S)
+        entry.hint = Hint(match.prefix_len, num_new, num_new + reserve, admissions.now + LOOK_AGAIN_S)
         pick = self._pick(choice, match.prefix_len, admissions)
         blocked = None
-        if self._room(admissions, match) < num_new + (0 if self._is_alone(admissions) else reserve):
+        if self._waits_its_turn(entry, num_new, pick, admissions):
+            blocked = Blocked.TURN
+        elif self._room(admissions, match) < num_new + (0 if self._is_alone(admissions) else reserve):
             blocked = Blocked.PAGES
         elif isinstance(pick, NoLink):
             blocked = Blocked.CREDIT
@@ -120,9 +136,11 @@ class Admission:
         hint = entry.hint
         if hint is None or admissions.now >= hint.look_again_at or self._is_alone(admissions):
             return None
+        pick = self._pick(entry.choice, hint.prefix_len, admissions)
+        if self._waits_its_turn(entry, hint.num_new, pick, admissions):
+            return Blocked.TURN
         if self._room(admissions) < hint.pages_wanted:
             return Blocked.PAGES
-        pick = self._pick(entry.choice, hint.prefix_len, admissions)
         return Blocked.CREDIT if isinstance(pick, NoLink) else None
 
     def _pick(self, choice: Choice, start: int, admissions: Pass) -> Local | Link | NoLink:
@@ -135,6 +153,18 @@ class Admission:
         if usual and pick is LATER:
             admissions.no_credit = min(low, num_tokens), max(high, num_tokens)
         return LATER if isinstance(pick, Link) and admissions.credit_is_spoken_for else pick
+
+    def _waits_its_turn(self, entry: Waiting, num_new: int, pick: Local | Link | NoLink, admissions: Pass) -> bool:
+        """Whether the worker picked has a prompt of about this length, and more leases for such would be too early."""
+        num_pages = self._board.cache.num_pages
+        if not isinstance(pick, Link) or entry.retracted or num_new < FEW_PAGES * num_pages:
+            return False
+        leased = [(preparing.call.worker, len(preparing.call.pages)) for preparing in self._board.preparing.values()]
+        leased += [(soon.pick.worker, soon.num_new) for soon in admissions.admitted if isinstance(soon.pick, Link)]
+        alike = [(worker, num) for worker, num in leased if num_new <= 2 * num and num <= 2 * num_new]
+        if all(worker != pick.worker for worker, _ in alike):
+            return False
+        return num_new + sum(num for _, num in alike) > EARLY_SHARE * num_pages
 
     def _room(self, admissions: Pass, match: Match | None = None) -> int:
         """Pages beyond `match` that neither this pass has promised nor anyone is expected to grow into."""
@@ -152,7 +182,7 @@ class Admission:
         lease = board.cache.try_lease(match, 0)
         if lease is None:
             raise InvariantError("a match made in this pass is stale")
-        board.line.overtake(entry)
+        board.line.overtake(entry, admissions.in_turn)
         board.line.remove(entry)
         choice.sequence.num_computed = match.prefix_len
         self._note_hit(choice, match, admissions.now)

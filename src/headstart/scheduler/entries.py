@@ -62,7 +62,8 @@ class Hint(NamedTuple):
     """What the last match of a choice that did not get in said."""
 
     prefix_len: int
-    pages_wanted: int
+    num_new: int  # pages to lease
+    pages_wanted: int  # with the reserve
     look_again_at: float
 
 

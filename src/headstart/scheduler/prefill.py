@@ -1,12 +1,13 @@
 """Prefill scheduler: turns prompts into KV pages and pushes them to the decode worker that called.
 
-It never samples. A call is validated, waits first come first served, reserves its whole prompt at admission, runs in
-chunks, and each chunk's whole pages are written as soon as its step is out. `prefill_calls` has the states of a call,
-what each holds, and the invariant.
+It never samples. A call is validated, waits, reserves its whole prompt at admission, runs in chunks, and each chunk's
+whole pages are written as soon as its step is out. `prefill_calls` has the states of a call, what each holds, and the
+invariant; `prefill_share` says how calls share the steps.
 """
 
 import math
-from collections import Counter, deque
+import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,11 +35,13 @@ from headstart.core.messages import (
     WorkerLoad,
     WorkerRef,
 )
-from headstart.kv.cache import PrefixCache
+from headstart.kv.cache import Match, PrefixCache
+from headstart.scheduler.admission import MAX_OVERTAKEN
 from headstart.scheduler.contract import Send
 from headstart.scheduler.limits import PrefillLimits
 from headstart.scheduler.prefill_calls import Call, CallKey, Chunk, Ending, Run
 from headstart.scheduler.prefill_peers import PrefillPeers
+from headstart.scheduler.prefill_share import has_room, share_out
 from headstart.scheduler.prefill_writes import OpenWrites, Write
 from headstart.transfer.contract import Completed, PeerLost, TransferError, TransferEvent, Transport, WriteFailed
 
@@ -67,7 +70,7 @@ class PrefillScheduler:
         self._ports = ports
         self._peers = PrefillPeers(worker, kv_spec, limits, ports.transport)
         self._writes = OpenWrites(worker, kv_spec.page_size, cache, ports.transport)
-        self._waiting: deque[Call] = deque()
+        self._waiting: list[Call] = []
         self._runs: dict[CallKey, Run] = {}
         self._step_id = 0
         self._launched: list[Chunk] | None = None
@@ -112,7 +115,8 @@ class PrefillScheduler:
             self._refuse(sender, message, *refusal)
             return
         self._counters["calls"] += 1
-        self._waiting.append(Call(sender, message, self._ports.clock.now() + message.remaining_s))
+        num_expected = len(message.tokens) - self._match(message).prefix_len
+        self._waiting.append(Call(sender, message, self._ports.clock.now() + message.remaining_s, num_expected))
 
     def _refusal(self, sender: str, message: Prefill) -> tuple[ErrorCode, str] | None:
         """Why this call cannot be taken, or None."""
@@ -218,11 +222,7 @@ class PrefillScheduler:
     def schedule(self) -> Batch | None:
         rows: list[Row] = []
         chunks: list[Chunk] = []
-        budget = self._limits.chunked_prefill_size
-        for run in self._runs.values():
-            num_new = min(run.num_left, budget) if run.ending is None else 0
-            if num_new == 0:
-                continue
+        for run, num_new in share_out(self._runs.values(), self._limits.chunked_prefill_size):
             stop = run.num_computed + num_new
             pages = run.lease.pages[: pages_for(stop, self._page_size)]
             message = run.call.message
@@ -230,7 +230,6 @@ class PrefillScheduler:
             rows.append(Row(len(rows), tokens, run.num_computed, pages, namespace=message.namespace))
             chunks.append(Chunk(run, num_new, pages))
             self._cache.hold(pages)
-            budget -= num_new
         if not rows:
             return None
         self._step_id += 1
@@ -275,15 +274,32 @@ class PrefillScheduler:
                 self._fail(run, ErrorCode.DEADLINE, "the deadline passed during prefill")
 
     def _admit(self) -> None:
-        """Admit while the next step has room. Not earlier: what runs before a prompt may yet be a hit for it."""
-        while self._waiting and len(self._runs) < self._limits.max_running_requests:
-            if self._num_to_compute() >= self._limits.chunked_prefill_size or not self._try_admit(self._waiting[0]):
-                return
-            self._waiting.popleft()
+        """Oldest first. Who finds no room is passed by shorter ones; who finds no pages, a bounded number of times."""
+        budget, max_runs = self._limits.chunked_prefill_size, self._limits.max_running_requests
+        without_pages: list[Call] = []
+        shortest_out = sys.maxsize  # a call that would compute as much as one that did not get in does not either
+        for call in tuple(self._waiting):
+            if len(self._runs) >= max_runs:
+                break
+            if call.num_expected >= shortest_out:
+                continue
+            if has_room(call.num_expected, self._runs.values(), budget):
+                if self._try_admit(call):
+                    self._waiting.remove(call)
+                    for other in without_pages:
+                        other.num_overtaken += 1
+                    continue
+                if call.num_overtaken >= MAX_OVERTAKEN:
+                    break
+                without_pages.append(call)
+            shortest_out = call.num_expected
+
+    def _match(self, message: Prefill) -> Match:
+        return self._cache.match(message.namespace, message.tokens if message.cacheable else EMPTY)
 
     def _try_admit(self, call: Call) -> bool:
         message = call.message
-        found = self._cache.match(message.namespace, message.tokens if message.cacheable else EMPTY)
+        found = self._match(message)
         lease = self._cache.try_lease(found, pages_for(call.end, self._page_size) - found.num_pages)
         if lease is None:
             return False
@@ -322,7 +338,7 @@ class PrefillScheduler:
     def _drop_waiting(self, ends: Callable[[Call], bool]) -> list[Call]:
         dropped = [call for call in self._waiting if ends(call)]
         if dropped:
-            self._waiting = deque(call for call in self._waiting if not ends(call))
+            self._waiting = [call for call in self._waiting if not ends(call)]
         return dropped
 
     def _fail(self, run: Run, code: ErrorCode, reason: str) -> None:
@@ -349,7 +365,7 @@ class PrefillScheduler:
     # ---- load --------------------------------------------------------------------------------------------------------
 
     def _num_to_compute(self) -> int:
-        return sum(run.num_left for run in self._runs.values() if run.ending is None)
+        return sum(run.num_to_compute for run in self._runs.values())
 
     def load(self) -> WorkerLoad:
         counts = self._cache.counts()

@@ -26,13 +26,15 @@ CallKey = tuple[str, TicketRef]
 """(name of the calling decode worker, its ticket and attempt)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
     """A valid Prefill message and who sent it."""
 
     peer: str
     message: Prefill
     deadline: float
+    num_expected: int  # tokens it would compute, as its arrival found the cache
+    num_overtaken: int = 0  # by calls admitted while it waited for pages
 
     @property
     def key(self) -> CallKey:
@@ -65,6 +67,11 @@ class Run:
     @property
     def num_left(self) -> int:
         return self.call.end - self.num_computed
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens it still wants of steps: none once it is ending."""
+        return self.num_left if self.ending is None else 0
 
     def is_flushed(self, page_size: int) -> bool:
         return self.num_left == 0 and self.cursor == pages_for(self.call.end, page_size)
