@@ -124,19 +124,6 @@ def test_g7_a_choice_alone_with_a_pool_that_a_silent_writer_keeps_ends_alone():
     assert rig.is_clean()
 
 
-def test_retracted_choices_resume_before_new_ones_start():
-    rig = Rig(num_pages=8, chunked_prefill_size=100)
-    rig.submit("a", range(9), 20)
-    b = rig.submit("b", range(100, 109), 20)
-    rig.step_until(lambda: rig.counter("retractions"))
-    c = rig.submit("c", range(200, 203), 2)
-    rig.step_until(lambda: rig.terminal(b))
-    assert rig.terminal(c) is None or rig.finished(c).stats.stage_s["queue"] >= 0
-    rig.run()
-    assert len(rig.answer(c)) == 2
-    assert len(rig.answer(b)) == 20
-
-
 def test_behaviour_23_pages_of_the_running_are_never_evicted():
     rig = Rig(num_pages=12, chunked_prefill_size=100)
     a = rig.submit("a", range(16), 20)
