@@ -6,6 +6,7 @@ ends a choice goes through `_end`, which releases what its entry holds and says 
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -89,6 +90,7 @@ class DecodeScheduler:
         self._heard: dict[str, float] = {}
         self._looked_at = clock.now()
         self._links_due: float | None = None
+        self._fetch_due: float | None = None
         self._next_step = 0
         self._is_draining = False
 
@@ -104,6 +106,10 @@ class DecodeScheduler:
     def open_calls(self) -> list[Call]:
         """Calls whose writers may still write."""
         return [call for call in self._calls if not call.is_complete]
+
+    def states(self) -> Iterator[tuple[ChoiceRef, str]]:
+        """Each unfinished choice and its state."""
+        return ((ref, type(entry).__name__.lower()) for ref, entry in self._board.entries.items())
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
@@ -207,7 +213,7 @@ class DecodeScheduler:
         if self._links_due is not None and now >= self._links_due:
             self._board.stirred = True
         self._links_due = self._links.advance(now)
-        self._fetching.advance()
+        self._fetch_due = self._fetching.advance()
         for request in self._calls.overdue(self._limits.kill_after_s):
             self._counters["kill_requests"] += 1
             for gateway in sorted(self._heard):
@@ -247,7 +253,7 @@ class DecodeScheduler:
                 self._end(choice, ErrorCode.CANCELLED, f"{gateway} has been silent for {now - heard:.1f} s")
 
     def _wakeup(self) -> float | None:
-        times = [self._links_due, self._calls.wakeup()]
+        times = [self._links_due, self._calls.wakeup(), self._fetch_due]
         if self._alarms:
             times.append(self._alarms[0][0])
         if len(self._desk):

@@ -3,6 +3,9 @@
 A failed attempt keeps what has arrived. The rest goes onto new pages, since the writer may still write the old ones
 unless it said otherwise, and is asked of another worker; where none is left it is computed here; where pages or credit
 are short the choice goes back to the waiting line.
+
+A call of which nothing is heard is asked again under the same ref: the writer takes a repeat for nothing, and one that
+ended it says so. Either the question or the answer was lost with a connection, though both processes live.
 """
 
 from headstart.core.clock import Clock
@@ -19,7 +22,7 @@ from headstart.core.messages import (
 )
 from headstart.kv.cache import PageLease
 from headstart.scheduler.board import Board
-from headstart.scheduler.calls import Call, Phase
+from headstart.scheduler.calls import Call, Phase, Repeat
 from headstart.scheduler.contract import Send
 from headstart.scheduler.desk import Desk
 from headstart.scheduler.entries import Choice, Preparing
@@ -28,6 +31,8 @@ from headstart.scheduler.route import LATER, Local, Router
 
 MAX_DEATHS = 2
 """A choice that this many workers died with is not tried on another: it may be the killer."""
+FIRST_ASK_AGAIN_S = 2.0
+LAST_ASK_AGAIN_S = 16.0
 
 
 class Fetching:
@@ -39,6 +44,8 @@ class Fetching:
         self._clock = clock
         self._send = send
         self._last_ticket = 0
+        self._asked: dict[TicketRef, Repeat] = {}
+        self._ask_at: float | None = None
 
     def begin(self, choice: Choice, lease: PageLease, hit_pages: int, link: Link) -> None:
         """Ask `link` for everything that has no KV yet, but the last token."""
@@ -51,13 +58,34 @@ class Fetching:
         pages = lease.pages[start // size : pages_for(end, size)]
         call = Call(ref, link.worker, start, end, pages, choice.record)
         self._board.calls.add(call)
-        self._board.prepare(Preparing(choice, lease, call, hit_pages))
+        entry = Preparing(choice, lease, call, hit_pages)
+        self._board.prepare(entry)
         self._board.counters["prefill_calls"] += 1
-        request = choice.request
-        remaining_s = choice.deadline - self._clock.now()
-        tokens = sequence.span(0, end)
-        message = Prefill(ref, tokens, start, pages, request.namespace, remaining_s, request.cacheable)
-        self._send(str(link.worker), message)
+        now = self._clock.now()
+        self._asked[ref] = Repeat(now, now + FIRST_ASK_AGAIN_S, FIRST_ASK_AGAIN_S)
+        self._ask_at = now if self._ask_at is None else self._ask_at
+        self._ask(entry)
+
+    def _ask(self, entry: Preparing) -> None:
+        call, request = entry.call, entry.choice.request
+        remaining_s = entry.choice.deadline - self._clock.now()
+        tokens = entry.choice.sequence.span(0, call.end)
+        message = Prefill(call.ref, tokens, call.start, call.pages, request.namespace, remaining_s, request.cacheable)
+        self._send(str(call.worker), message)
+
+    def _ask_again(self) -> None:
+        """Repeat the calls of which nothing was heard, and forget those that are over."""
+        now, preparing = self._clock.now(), self._board.preparing
+        self._asked = {ref: repeat for ref, repeat in self._asked.items() if ref in preparing}
+        for ref, repeat in self._asked.items():
+            if now < repeat.next_at:
+                continue
+            if preparing[ref].call.phase is Phase.OPEN:
+                self._board.counters["repeated_calls"] += 1
+                self._ask(preparing[ref])
+            repeat.interval = min(2 * repeat.interval, LAST_ASK_AGAIN_S)
+            repeat.next_at = now + repeat.interval
+        self._ask_at = min((repeat.next_at for repeat in self._asked.values()), default=None)
 
     # ---- the writer's words ------------------------------------------------------------------------------------------
 
@@ -73,6 +101,8 @@ class Fetching:
             board.counters["pages_moved_in_vain"] += notice.count
             return
         choice = entry.choice
+        repeat = self._asked[notice.ref]
+        repeat.next_at = self._clock.now() + repeat.interval
         choice.record.pages_moved += notice.count
         choice.sequence.num_computed = min(call.start + call.num_arrived * board.page_size, call.end)
         board.commit(entry)
@@ -167,12 +197,16 @@ class Fetching:
         self._retry(entry)
         return False
 
-    def advance(self) -> None:
+    def advance(self) -> float | None:
+        """Returns when to come back at the latest."""
+        if self._ask_at is not None and self._clock.now() >= self._ask_at:
+            self._ask_again()
         for call in self._board.calls.advance():
             self._board.counters["lost_notices"] += 1
             entry = self._board.preparing[call.ref]
             self._board.calls.end(call)
             self._retry(entry)
+        return self._ask_at
 
     # ---- down the ladder ---------------------------------------------------------------------------------------------
 
