@@ -284,18 +284,21 @@ class Dispatcher:
 
     def _nudge(self, choice: Choice, now: float) -> None:
         """Do what is due for a choice that waits for an answer or for a worker."""
+        limit = self._limits.resubmit_after_s
         match choice.place:
             case Queued():
                 choice.refusals.clear()
                 self._place(choice, now)
-            case Submitted(worker, sent_at, num_repeats) if now - sent_at >= self._limits.resubmit_after_s:
+            case Submitted(worker, sent_at, num_repeats) if now - sent_at >= limit:
                 if num_repeats >= self._limits.max_repeats:
                     self._on_gap(choice)
                 else:
                     self._repeat(choice, worker, num_repeats + 1, now)
+            case Running(_, heard_at) if now - heard_at >= limit and (end := choice.completion()) is not None:
+                self._finish(choice, end)  # only the word of its end was lost
             case Running(worker, heard_at) if now - heard_at >= self._limits.running_silence_s:
                 self._repeat(choice, worker, 0, now)
-            case Stopping(_, since) if now - since >= self._limits.resubmit_after_s:
+            case Stopping(_, since) if now - since >= limit:
                 self._finish(choice, choice.finished(FinishReason.STOP))
 
     def _repeat(self, choice: Choice, worker: WorkerRef, num_repeats: int, now: float) -> None:
