@@ -192,12 +192,15 @@ class TicketClosed(Message, frozen=True):
 
 
 class ChunkNotice(Message, frozen=True):
-    """Arrives with the data, over the transport: pages [first, first + count) of the ticket's `dst_pages` are written."""
+    """Arrives with the data, over the transport: pages [first, first + count) of the ticket's `dst_pages` are written.
+
+    `prefix_len` as in PrefillDone, so that a request which finishes before Done arrives knows what it cost."""
 
     writer: WorkerRef
     ref: TicketRef
     first: int
     count: int
+    prefix_len: int = 0
 
 
 def encode_notice(notice: ChunkNotice) -> bytes:
@@ -245,6 +248,8 @@ class WorkerLoad(Struct, frozen=True):
     cached_pages: int = 0
     free_pages: int = 0
     counters: dict[str, float] = {}  # monotonic totals: tokens, hits, bytes moved and saved, retractions, ...
+    overdue_pages: int = 0  # kept for a peer that has let its time pass
+    gives_up: bool = False  # too many of them, and neither word nor proof came: only a restart gets them back
 
 
 class Leave(Message, frozen=True):

@@ -58,6 +58,7 @@ class WorkerCollector(Collector):
         running = GaugeMetricFamily("headstart_worker_running", "Requests in steps", labels=labels)
         waiting = GaugeMetricFamily("headstart_worker_waiting", "Requests that wait", labels=labels)
         queued = GaugeMetricFamily("headstart_worker_queued_tokens", "Prompt tokens not computed yet", labels=labels)
+        overdue = GaugeMetricFamily("headstart_worker_overdue_pages", "Pages kept for a late peer", labels=labels)
         pages = GaugeMetricFamily("headstart_worker_pages", "KV pages by state", labels=[*labels, "state"])
         events = CounterMetricFamily("headstart_worker_events", "Monotonic totals", labels=[*labels, "event"])
         for sample in self._read():
@@ -66,8 +67,9 @@ class WorkerCollector(Collector):
             running.add_metric(key, load.num_running)
             waiting.add_metric(key, load.num_waiting)
             queued.add_metric(key, load.queued_tokens)
+            overdue.add_metric(key, load.overdue_pages)
             for state in PAGE_STATES:
                 pages.add_metric([*key, state], getattr(load, f"{state}_pages"))
             for event, total in sorted(load.counters.items()):
                 events.add_metric([*key, event], total)
-        yield from (up, running, waiting, queued, pages, events)
+        yield from (up, running, waiting, queued, overdue, pages, events)

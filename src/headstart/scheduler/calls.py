@@ -8,7 +8,7 @@
     any of them ──proof of the writer's end──► gone
 
 open    owned by a Preparing entry; the writer may write its missing pages
-filled  every page is noticed, so nothing is open; kept for what Done says about the writer's cache
+filled  every page is noticed, so nothing is open; kept so that Done is expected
 done    the writer says that its handles ended; the notices are still on their way
 loose   nobody's; Cancel is repeated until answered
 
@@ -49,7 +49,7 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Repeat:
-    """When Cancel goes out next. `since` is when it went out first."""
+    """When something is said again. `since` is when it was said first."""
 
     since: float
     next_at: float
@@ -70,7 +70,7 @@ class Call:
     phase: Phase = Phase.OPEN
     since: float = 0.0  # when it was filled or done
     num_polls: int = 0  # since then
-    num_computed: int | None = None  # by the writer, as Done says
+    prefix_len: int = 0  # tokens that the writer found in its own cache, as notices and Done say
     num_seen: int = 0  # noticed pages when somebody last looked whether it gets on
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class CallTable:
         self._counters = counters
         self._calls: dict[TicketRef, Call] = {}
         self._repeats: dict[TicketRef, Repeat] = {}
-        self._kill_asked: dict[WorkerRef, float] = {}
+        self._kill_asked: dict[WorkerRef, Repeat] = {}
 
     def __iter__(self) -> Iterator[Call]:
         return iter(tuple(self._calls.values()))
@@ -134,11 +134,13 @@ class CallTable:
         call = self._calls.get(notice.ref)
         last = notice.first + notice.count
         known = call is not None and call.worker == notice.writer and 0 <= notice.first < last <= len(call.pages)
+        known = known and call is not None and 0 <= notice.prefix_len <= call.end
         if call is None or not known or not call.missing[notice.first : last].all():
             self._counters["stray_notices"] += 1
             return None
         self._cache.close_write(call.pages[notice.first : last])
         call.missing[notice.first : last] = False
+        call.prefix_len = notice.prefix_len
         if call.is_complete:
             if call.phase is Phase.OPEN:
                 call.phase = Phase.FILLED
@@ -152,9 +154,8 @@ class CallTable:
         self._close_missing(call)
         self._forget(call)
 
-    def done(self, call: Call, num_computed: int) -> None:
+    def done(self, call: Call) -> None:
         """The writer's handles ended. What it wrote is trusted once noticed."""
-        call.num_computed = num_computed
         if call.phase is Phase.OPEN:
             call.phase = Phase.DONE
             call.since = self._clock.now()
@@ -214,19 +215,32 @@ class CallTable:
             if now < repeat.since + COMING_S
         )
 
+    def num_overdue(self) -> int:
+        """Pages of loose calls."""
+        return sum(int(self._calls[ref].missing.sum()) for ref in self._repeats)
+
     def overdue(self, kill_after_s: float) -> list[KillRequest]:
         """Whose end to ask for: loose calls cover too much of the pool, and their writers do not answer."""
         now = self._clock.now()
-        if sum(int(self._calls[ref].missing.sum()) for ref in self._repeats) <= OVERDUE_SHARE * self._cache.num_pages:
+        if self.num_overdue() <= OVERDUE_SHARE * self._cache.num_pages:
             return []
         silent = {self._calls[ref].worker for ref, r in self._repeats.items() if now >= r.since + kill_after_s}
         asked: list[KillRequest] = []
         for worker in sorted(silent, key=str):
-            if now >= self._kill_asked.get(worker, -kill_after_s) + kill_after_s:
-                self._kill_asked[worker] = now
+            asked_before = self._kill_asked.setdefault(worker, Repeat(now, now, kill_after_s))
+            if now >= asked_before.next_at:
+                asked_before.next_at = now + kill_after_s
                 reason = f"{worker} leaves Cancel unanswered for {kill_after_s:g} s and may still write our pages"
                 asked.append(KillRequest(worker, reason))
         return asked
+
+    def are_given_up(self, give_up_after_s: float) -> bool:
+        """Whether the end of a writer was asked for long ago, no proof of it came, and loose calls still cover too much
+        of the pool. The end of our own process is the one proof left."""
+        if self.num_overdue() <= OVERDUE_SHARE * self._cache.num_pages:
+            return False
+        now = self._clock.now()
+        return any(now >= asked.since + give_up_after_s for asked in self._kill_asked.values())
 
     def _close_missing(self, call: Call) -> None:
         self._cache.close_write(call.pages[call.missing])

@@ -93,6 +93,7 @@ class DecodeScheduler:
         self._fetch_due: float | None = None
         self._next_step = 0
         self._is_draining = False
+        self._gives_up = False
 
     @property
     def is_drained(self) -> bool:
@@ -218,6 +219,8 @@ class DecodeScheduler:
             self._counters["kill_requests"] += 1
             for gateway in sorted(self._heard):
                 self._send(gateway, request)
+        if not self._gives_up and self._calls.are_given_up(self._limits.give_up_after_s):
+            self._gives_up = self._is_draining = True
         self._admission.advance()
         self._desk.flush()
         return self._wakeup()
@@ -350,6 +353,8 @@ class DecodeScheduler:
             cached_pages=counts.cached,
             free_pages=counts.free,
             counters={name: float(value) for name, value in self._counters.items()},
+            overdue_pages=self._calls.num_overdue(),
+            gives_up=self._gives_up,
         )
 
     def check(self) -> None:

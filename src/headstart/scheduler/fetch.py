@@ -104,11 +104,11 @@ class Fetching:
         repeat = self._asked[notice.ref]
         repeat.next_at = self._clock.now() + repeat.interval
         choice.record.pages_moved += notice.count
+        choice.record.prefill_prefix_len = notice.prefix_len
         choice.sequence.num_computed = min(call.start + call.num_arrived * board.page_size, call.end)
         board.commit(entry)
         if call.is_complete:
-            reported = call.num_computed
-            choice.record.num_computed += call.end - call.start if reported is None else reported
+            choice.record.num_computed += call.end - call.prefix_len
             board.detach(entry)
             board.make_ready(choice, entry.lease, entry.hit_pages, chunked=False)
             choice.record.mark("ready", self._clock.now())
@@ -120,12 +120,9 @@ class Fetching:
         if call.phase is Phase.DONE:
             self._board.counters["stray_messages"] += 1
             return
-        call.record.prefill_prefix_len = message.prefix_len
-        if call.phase is Phase.FILLED:
-            call.record.num_computed += message.num_computed - (call.end - call.start)
         self._board.counters["prefill_tokens"] += message.num_computed
         self._board.stirred = True
-        self._board.calls.done(call, message.num_computed)
+        self._board.calls.done(call)
 
     def on_failed(self, sender: str, message: PrefillFailed) -> None:
         call = self._known(sender, message.ref)
@@ -146,6 +143,9 @@ class Fetching:
                     self._links.mismatch(call.worker)
                 self._board.leave(entry)
                 self._desk.fail(entry.choice, message.code, f"{call.worker}: {message.message}")
+            case ErrorCode.UNAVAILABLE:
+                self._links.greet_again(call.worker, self._clock.now())
+                self._retry(entry)
             case _:
                 self._retry(entry)
 
@@ -215,7 +215,7 @@ class Fetching:
         board, choice, call = self._board, entry.choice, entry.call
         choice.failed_on.add(call.worker)
         arrived = choice.sequence.num_computed
-        choice.record.num_computed += arrived - call.start
+        choice.record.num_computed += max(0, arrived - call.prefix_len) if arrived > call.start else 0
         board.counters["prefill_retries"] += 1
         if choice.num_deaths >= MAX_DEATHS:
             board.leave(entry)

@@ -16,6 +16,7 @@ class DecodeLimits:
     local_prefill_tokens: int  # tokens a step spends on short deltas; 0: never
     num_reserved_decode_tokens: int  # growth reserved for each admitted request, tokens, page-rounded
     kill_after_s: float = 5.0  # Cancel unanswered this long, and too many overdue pages: ask for the peer's end
+    give_up_after_s: float = 60.0  # no proof of that end this long after asking: drain, and end this process instead
     gateway_silence_s: float = 5.0  # no word from a gateway this long, membership included: its requests are cancelled
     vocab_size: int = ANY_TOKEN_ID  # token ids are below it
 

@@ -1,7 +1,8 @@
 """What the decode worker knows of each prefill worker, and which one may take a prompt now.
 
     (membership names it) ─► greeting ──Welcome──► welcome        a new incarnation starts over at greeting
-                               │  └────Refused──► refused         both processes live; it gets no calls
+                               │ ▲└────Refused──► refused         both processes live; it gets no calls
+                               │ └── a call comes back as UNAVAILABLE: greeted again
                                └ Hello is repeated until answered
 
 One link per worker name, for its latest incarnation. A link takes calls while it is welcome, alive and not backing off.
@@ -118,6 +119,12 @@ class Links:
         """A call came back as incompatible: no more on this pair."""
         if (link := self._links.get(worker.name)) is not None and link.worker == worker:
             link.handshake = Handshake.REFUSED
+
+    def greet_again(self, worker: WorkerRef, now: float) -> None:
+        """It could not write to us: its connection may be lost. It gets no calls before it has answered a Hello."""
+        link = self._links.get(worker.name)
+        if link is not None and link.worker == worker and link.handshake is Handshake.WELCOME:
+            link.handshake, link.greeted_at, link.next_hello = Handshake.GREETING, now, now
 
     def busy(self, worker: WorkerRef, now: float) -> None:
         if (link := self._links.get(worker.name)) is not None and link.worker == worker:

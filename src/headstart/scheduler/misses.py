@@ -36,7 +36,9 @@ class CommittedPages:
         pages = tokens[first * size : last * size].astype(np.uint64).reshape(-1, size)
         mixed = (pages + np.uint64(1)) * self._weights
         mixed ^= mixed >> np.uint64(29)
-        keys: NDArray[np.uint64] = (mixed * _MULTIPLIER).sum(axis=1) + np.arange(first, last, dtype=np.uint64) * _MULTIPLIER
+        keys: NDArray[np.uint64] = (mixed * _MULTIPLIER).sum(axis=1) + np.arange(
+            first, last, dtype=np.uint64
+        ) * _MULTIPLIER
         keys ^= np.uint64(int.from_bytes(namespace[:8].ljust(8, b"\0"), "little"))
         keys ^= keys >> np.uint64(31)
         return keys

@@ -132,7 +132,15 @@ class PrefillScheduler:
             return ErrorCode.TOO_LONG, f"{len(message.tokens)} tokens; {self._limits.capacity_tokens} fit here"
         if message.remaining_s <= 0:
             return ErrorCode.DEADLINE, "no time left on arrival"
+        num_open = self._num_open_tokens(sender)
+        if num_open and num_open + len(message.tokens) > self._limits.credit_tokens:
+            return ErrorCode.BUSY, f"{num_open} tokens are open already; the credit is {self._limits.credit_tokens}"
         return None
+
+    def _num_open_tokens(self, peer: str) -> int:
+        """Prompt tokens of a caller's calls that wait or compute: never more than the caller counts itself."""
+        running = sum(run.call.end for run in self._runs_of(peer) if run.num_to_compute)
+        return running + sum(call.end for call in self._waiting if call.peer == peer)
 
     def _malformed(self, message: Prefill) -> str | None:
         end, dst = len(message.tokens), message.dst_pages
@@ -370,7 +378,6 @@ class PrefillScheduler:
     def load(self) -> WorkerLoad:
         counts = self._cache.counts()
         overdue = self._writes.overdue(self._ports.clock.now())
-        gauges = {"overdue_pages": sum(len(write.pages) for writes in overdue.values() for write in writes)}
         return WorkerLoad(
             num_running=len(self._runs),
             num_waiting=len(self._waiting),
@@ -380,7 +387,8 @@ class PrefillScheduler:
             pinned_pages=counts.pinned,
             cached_pages=counts.cached,
             free_pages=counts.free,
-            counters={**self._counters, **gauges},
+            counters=dict(self._counters),
+            overdue_pages=sum(len(write.pages) for writes in overdue.values() for write in writes),
         )
 
     def check(self) -> None:

@@ -36,7 +36,7 @@ class OpenWrites:
         message = run.call.message
         first = message.start // self._page_size
         src, dst = run.lease.pages[cursor:limit], message.dst_pages[cursor - first : limit - first]
-        notice = ChunkNotice(self._worker, message.ref, cursor - first, limit - cursor)
+        notice = ChunkNotice(self._worker, message.ref, cursor - first, limit - cursor, run.hit_len)
         handle = self._transport.write(run.call.peer, src, dst, encode_notice(notice))
         self._cache.hold(src)
         self._writes[handle] = Write(run, src)

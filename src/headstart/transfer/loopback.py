@@ -164,6 +164,13 @@ class LoopbackNetwork:
                 self._tear_writes(endpoint)
                 self.hang_up(endpoint)
 
+    def cut(self, name: str, peer: str) -> None:
+        """The connection of `name` to `peer` is closed. Both live, and only `name` notices."""
+        for endpoint in self._endpoints:
+            link = endpoint.links.get(peer)
+            if endpoint.name == name and endpoint.alive and link is not None:
+                self._lose(endpoint, peer, link)
+
     def stall(self, name: str) -> None:
         """Writes from and to this process stay open until `resume`."""
         self._set_stalled(name, True)

@@ -12,7 +12,7 @@ class Exit(IntEnum):
     DEVICE_FAILED = 3  # WorkerError: the device, the model or the transport failed: restarted
     NAME_TAKEN = 4  # another process of this name holds the lock: not restarted
     WEDGED = 5  # the watchdog found the loop stuck: restarted
-    GATEWAY_LOST = 6  # the gateway could not be reached for too long: restarted
+    PAGES_LOST = 6  # a peer may still write pages here, and nothing proves its end: drained, then restarted
 
     @classmethod
     def restarts(cls, status: int) -> bool:

@@ -1,6 +1,6 @@
 """The loop of a worker: one thread that feeds the scheduler, the transport and the executor. Never imports torch.
 
-    running ──drain asked──► draining ──nothing unfinished, or out of time──► ended
+    running ──drain asked, or the scheduler gives up──► draining ──nothing unfinished, or out of time──► ended
 
 One pass is the pass of `scheduler.contract`. Between passes the loop sleeps in `Inbox.wait` until a message comes, the
 executor finishes, the scheduler's next deadline, or `POLL_S` while transfers are open: a transport has nothing to
@@ -77,6 +77,7 @@ class WorkerLoop:
         self._transfers_open = False
         self._published_at = float("-inf")
         self._drain_deadline: float | None = None
+        self.gave_up = False  # pages are inflight for good: the process has to end although nobody asked it to
 
     @property
     def is_draining(self) -> bool:
@@ -92,7 +93,7 @@ class WorkerLoop:
         """Loop until drained. True if everything finished in time."""
         while True:
             wakeup = self.run_pass()
-            if drain_asked():
+            if drain_asked() or self.gave_up:
                 self.drain(drain_timeout_s)
             if (finished := self._drained()) is not None:
                 return finished
@@ -120,6 +121,7 @@ class WorkerLoop:
         parts = self._parts
         now = parts.clock.now()
         load = parts.scheduler.load()
+        self.gave_up = load.gives_up
         self._transfers_open = load.inflight_pages > 0 or (parts.runs_are_transfers and load.num_running > 0)
         if now - self._published_at < PUBLISH_S:
             parts.vitals.touch(now)
@@ -142,6 +144,7 @@ class WorkerLoop:
         if self._drain_deadline is None:
             return None
         load = self._parts.scheduler.load()
-        if not (load.num_running or load.num_waiting or load.inflight_pages or self._step_in_flight):
+        is_waited_for = load.inflight_pages and not load.gives_up
+        if not (load.num_running or load.num_waiting or is_waited_for or self._step_in_flight):
             return True
         return False if self._parts.clock.now() >= self._drain_deadline else None

@@ -6,7 +6,7 @@
 locked    holds its name; nothing of a former incarnation can land any more
 loading   model, pool, transport; SIGTERM ends it at once
 joined    the gateway knows it; heartbeats run
-draining  finishes what runs within --drain-timeout, takes nothing new
+draining  finishes what runs within --drain-timeout, takes nothing new; also where the scheduler gives up
 
 Imports torch only through `build`, after the thread settings are in the environment.
 """
@@ -95,12 +95,11 @@ def _run(spec: WorkerSpec) -> Exit:
     )
     join = Join(worker, spec.role, built.kv_spec, lines.peer_address, built.capacity_tokens, built.model_name)
     log.info("ready", extra={"capacity_tokens": built.capacity_tokens, **built.facts})
-    finished = _serve(spec, parts, lines, join, built.page_bytes)
-    log.info("drained" if finished else "drain timed out")
+    status = _serve(spec, parts, lines, join, built.page_bytes)
     built.executor.close()
     built.transport.close()
     lock.release()
-    return Exit.DRAINED
+    return status
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +135,8 @@ def _open_lines(spec: WorkerSpec, worker: WorkerRef) -> _Lines:
     return _Lines(opened, messenger, beats, waker, peer_address)
 
 
-def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_bytes: int) -> bool:
-    """Join, run until drained, leave. True if everything finished in time."""
+def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_bytes: int) -> Exit:
+    """Join, run until drained, leave. Returns what the process ends with."""
     step = spec.settings.step
     heartbeat = HeartbeatThread(
         join.worker, parts.vitals, parts.clock, lines.beats.send, _end_wedged, step.watchdog_timeout
@@ -146,11 +145,16 @@ def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_b
     lines.messenger.join(join)
     heartbeat.start()
     asked = _drain_on_signal(lines.waker)
-    finished = WorkerLoop(parts, reporter).run(lambda: bool(asked), step.drain_timeout)
+    loop = WorkerLoop(parts, reporter)
+    finished = loop.run(lambda: bool(asked), step.drain_timeout)
+    log.info("drained" if finished else "drain timed out")
     lines.messenger.send(GATEWAY, Leave(join.worker))
     heartbeat.stop()
     lines.close()
-    return finished
+    if asked or not loop.gave_up:
+        return Exit.DRAINED
+    log.error("pages are lost to a peer that neither answers nor is known to have ended; restart this worker")
+    return Exit.PAGES_LOST
 
 
 class _Reporter:

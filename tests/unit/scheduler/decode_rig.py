@@ -266,13 +266,20 @@ class Rig:
         return self.said(CancelTicket, str(worker))
 
     def notice(
-        self, call: Prefill, first: int = 0, count: int | None = None, worker: WorkerRef = P0, *, rewrite: bool = True
+        self,
+        call: Prefill,
+        first: int = 0,
+        count: int | None = None,
+        worker: WorkerRef = P0,
+        *,
+        prefix_len: int = 0,
+        rewrite: bool = True,
     ) -> None:
         """The data of a range lands, and then its notice."""
         count = len(call.dst_pages) - first if count is None else count
         if rewrite:
             self.write(call, first, count)
-        payload = encode_notice(ChunkNotice(worker, call.ref, first, count))
+        payload = encode_notice(ChunkNotice(worker, call.ref, first, count, prefix_len))
         self.scheduler.on_transfer(Notice(payload))
         self.check()
 

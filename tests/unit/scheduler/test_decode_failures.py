@@ -200,8 +200,11 @@ def test_with_nobody_left_to_ask_the_rest_is_computed_here():
 
 def test_e5_one_failure_does_not_blacklist_a_worker():
     rig, _, call = fetching()
+    num_hellos = len(rig.said(Hello))
     rig.fail(call)
     rig.run()
+    assert len(rig.said(Hello)) == num_hellos + 1, "it may have lost its connection to us: one Hello mends that"
+    rig.tell(Welcome(P0, 10_000, 10_000, b""), str(P0))
     rig.submit("next", range(500, 543), 1)
     rig.step()
     assert len(rig.calls(P0)) == 2
@@ -384,6 +387,30 @@ def test_a_worker_that_keeps_too_many_pages_silently_is_reported_once_in_a_while
     rig.tell(WorkerExited(P0, -9))
     rig.advance(6.0)
     assert len(rig.said(KillRequest)) == 2
+    assert rig.is_clean()
+
+
+def test_without_proof_a_minute_after_the_kill_was_asked_for_the_worker_gives_up():
+    rig, ref, _ = fetching()
+    rig.cancel(ref)
+    rig.advance(5.0)
+    assert len(rig.said(KillRequest)) == 1
+    rig.advance(59.0)
+    assert not rig.scheduler.load().gives_up
+    assert rig.scheduler.load().overdue_pages == 11
+    rig.advance(1.5)
+    assert rig.scheduler.load().gives_up
+    late = rig.submit("b", range(500, 543), 1)
+    assert rig.failed(late) is ErrorCode.UNAVAILABLE
+
+
+def test_proof_before_the_minute_is_over_keeps_the_worker():
+    rig, ref, _ = fetching()
+    rig.cancel(ref)
+    rig.advance(60.0)
+    rig.tell(WorkerExited(P0, -9))
+    rig.advance(60.0)
+    assert not rig.scheduler.load().gives_up
     assert rig.is_clean()
 
 

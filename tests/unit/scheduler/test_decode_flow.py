@@ -128,14 +128,18 @@ def test_behaviour_14_another_namespace_never_hits():
 
 
 @pytest.mark.parametrize(("prefill_hit", "cached"), [(0, 0), (8, 8), (40, 40)])
-def test_behaviour_15_cached_tokens_are_those_that_nobody_computed(prefill_hit: int, cached: int):
+@pytest.mark.parametrize("done_comes_first", [True, False])
+def test_behaviour_15_cached_tokens_are_those_that_nobody_computed(
+    prefill_hit: int, cached: int, done_comes_first: bool
+):
     rig = connected()
     finish_remotely(rig, "a", range(22), max_new=1)
     ref = rig.submit("b", range(43), 1)
     rig.step()
     call = rig.calls()[-1]
-    rig.notice(call)
-    rig.done(call, prefix_len=prefill_hit)
+    rig.notice(call, prefix_len=prefill_hit)
+    if done_comes_first:
+        rig.done(call, prefix_len=prefill_hit)
     rig.run()
     assert rig.stats(ref).cached_tokens == cached
     assert rig.stats(ref).prefill_prefix_len == prefill_hit

@@ -327,6 +327,24 @@ def test_a_prompt_beyond_capacity_is_too_long() -> None:
     assert failure(caller).code is ErrorCode.TOO_LONG
 
 
+def test_a_caller_that_ignores_its_credit_is_told_busy_and_costs_nothing() -> None:
+    rig = Rig(credit_tokens=30)
+    caller, other = rig.caller(), rig.caller(WorkerRef("decode-1", 1))
+    for ticket in range(1, 6):
+        caller.call(ticket, prompt(20, ticket), first_page=5 * ticket)
+    failures = [mail for mail in caller.take_mail() if isinstance(mail, PrefillFailed)]
+    assert [failure.ref.ticket for failure in failures] == [2, 3, 4, 5]
+    assert {failure.code for failure in failures} == {ErrorCode.BUSY}
+    other.call(1, prompt(20, 7))
+    rig.run()
+    assert caller.take_mail() == [done(0, 20)]
+    assert other.take_mail() == [done(0, 20)]
+    caller.call(6, prompt(20, 6))
+    rig.run()
+    assert caller.take_mail() == [done(0, 20, ticket=6)]
+    assert rig.is_clean()
+
+
 def test_a_call_without_time_left_is_refused() -> None:
     rig = Rig()
     caller = rig.caller()
@@ -579,7 +597,7 @@ def test_a_caller_that_stalls_writes_past_their_deadline_is_counted_and_its_end_
     rig.links.stall(caller.name)
     rig.run(1.0)
     assert caller.take_mail() == []
-    assert rig.counter("overdue_pages") >= 4
+    assert rig.scheduler.load().overdue_pages >= 4
     assert rig.cache.counts().free + rig.cache.counts().cached < 20
     rig.run(4.5)
     kills = [message for recipient, message in rig.sent if recipient == "gateway"]

@@ -165,3 +165,18 @@ def test_a_drain_that_takes_too_long_ends_the_loop_and_says_so() -> None:
 
 def run_once(loop: WorkerLoop, world: World) -> None:
     loop.run(lambda: len(world.slept) >= 1, drain_timeout_s=0.0)
+
+
+def test_a_scheduler_that_gives_up_is_drained_without_waiting_for_pages_that_never_come_back() -> None:
+    world = World(state=WorkerLoad(num_running=1, inflight_pages=5, gives_up=True))
+    loop = loop_over(world)
+
+    def ask() -> bool:
+        if len(world.slept) == 2:
+            world.state = WorkerLoad(inflight_pages=5, gives_up=True)
+        return False
+
+    assert loop.run(ask, drain_timeout_s=30.0)
+    assert loop.gave_up
+    assert world.log.count(f"handle {Drain.__name__} from gateway") == 1
+    assert len(world.slept) == 2
