@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from headstart.attention.torch_cpu import CpuAttention
 from headstart.core.errors import WorkerError
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec
+from headstart.executor.allocator import keep_freed_memory
 from headstart.executor.pool import KVPool, PoolShape
 from headstart.executor.runner import AttentionBackend, StepRunner, TorchExecutor
 from headstart.model.fuse import fuse
@@ -73,6 +74,8 @@ def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = N
     """Load the model, reserve the pool, start the thread, which calls `on_done` after each step. Raises WorkerError."""
     kv_dtype = _DTYPES[_kv_dtype(config)]
     torch.set_num_threads(config.num_threads)
+    if config.device == "cpu":
+        keep_freed_memory()
     model = _load(config)
     info = _info(config)
     shape = PoolShape(config.num_pages, info.num_layers, info.num_kv_heads, config.page_size, info.head_dim)

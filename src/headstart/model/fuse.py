@@ -19,15 +19,19 @@ _PROBE_TOKENS = 3
 
 
 class FusedNorm(nn.Module):
-    """RMS norm in one call."""
+    """RMS norm in four calls: x / sqrt(mean(x^2) + eps) = sqrt(n) x / hypot(norm(x), sqrt(n eps))."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
         self.weight = weight
         self.variance_epsilon = eps
+        self.register_buffer("_scaled", weight.detach() * weight.numel() ** 0.5, persistent=False)
+        floor = torch.tensor((weight.numel() * eps) ** 0.5, dtype=torch.float32)
+        self.register_buffer("_floor", floor, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return (x * self._scaled).div_(norm.hypot_(self._floor))
 
 
 class FusedMLP(nn.Module):
@@ -55,6 +59,9 @@ class FusedAttention(nn.Module):
         self.layer_idx: int = original.layer_idx
         self.scaling: float = original.scaling
         self.head_dim: int = original.head_dim
+        signs = torch.ones(self.head_dim, dtype=qkv.weight.dtype)
+        signs[: self.head_dim // 2] = -1
+        self.register_buffer("_signs", signs, persistent=False)
         self.num_heads = original.q_proj.out_features // self.head_dim
         self.num_kv_heads = original.k_proj.out_features // self.head_dim
 
@@ -68,9 +75,8 @@ class FusedAttention(nn.Module):
             query, key = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
             rotated = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
         cos, sin = position_embeddings
-        first, second = rotated.chunk(2, dim=-1)
-        turned = torch.cat((second.neg(), first), dim=-1)
-        rotated = torch.addcmul(rotated * cos[0].unsqueeze(1), turned, sin[0].unsqueeze(1))
+        turned = rotated.roll(self.head_dim // 2, dims=-1)
+        rotated = torch.addcmul(rotated * cos[0].unsqueeze(1), turned, (sin[0] * self._signs).unsqueeze(1))
         query, key = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
         out = step.attend(self.layer_idx, query, key, value, self.scaling)
         return self.o_proj(out.reshape(1, hidden_states.shape[1], -1)), None
