@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import math
+import signal
 import subprocess
 import sys
 import time
@@ -131,6 +132,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for results")
     parser.add_argument("--only", choices=("serve", "parts"), help="only the served system, or only its parts")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that servers are stopped too
     console = Console(stderr=True)
     began = time.perf_counter()
     machine = machine_facts()

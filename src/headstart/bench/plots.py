@@ -53,6 +53,8 @@ def _itl(axes: Any, runs: list[Row]) -> bool:
 
 def _distribution(axes: Any, runs: list[Row], key: str, title: str) -> bool:
     """Cumulative, on a logarithmic time axis. Seeds of one configuration share a colour and a legend entry."""
+    from matplotlib.ticker import LogLocator
+
     names = _names(runs)
     shown = list(dict.fromkeys(names))[:MAX_CURVES]
     colours: dict[str, str] = {}
@@ -65,9 +67,9 @@ def _distribution(axes: Any, runs: list[Row], key: str, title: str) -> bool:
         (line,) = axes.plot(values, shares, label=label, color=colours.get(name), linewidth=1.2)
         colours[name] = line.get_color()
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="x", which="both", labelsize=7)
+    axes.xaxis.set_minor_formatter("")
     axes.set_xlabel(f"{title.lower()} (ms)")
     axes.set_ylim(0, 1.02)
     left_out = len(set(names)) - len(shown)
