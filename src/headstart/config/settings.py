@@ -128,7 +128,7 @@ class TransferSettings:
     """How KV pages travel between workers. Prefill and decode workers must agree."""
 
     disaggregation_transfer_backend: Literal["nixl", "mooncake"] = "nixl"
-    """Library that moves pages."""
+    """Library that moves pages. Only nixl is built."""
     disaggregation_ib_device: str = ""
     """Network devices for the backend, comma separated. Empty: it chooses."""
 
@@ -223,6 +223,10 @@ def conflicts(settings: WorkerSettings) -> list[str]:
         found.append("--max-total-tokens and --mem-fraction-static both set the pool's size; give one.")
     if settings.cluster.cluster_key and settings.cluster.insecure_control:
         found.append("--cluster-key and --insecure-control contradict each other.")
+    if settings.transfer.disaggregation_transfer_backend != "nixl":
+        found.append(
+            f"--disaggregation-transfer-backend {settings.transfer.disaggregation_transfer_backend}: only nixl is built."
+        )
     if settings.transfer.disaggregation_ib_device and model.device == "cpu":
         found.append("--disaggregation-ib-device with --device cpu: a CPU worker's backend chooses its own path.")
     return found

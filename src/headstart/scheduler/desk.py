@@ -23,6 +23,8 @@ from headstart.scheduler.record import Record
 from headstart.scheduler.stop import Stop
 
 MAX_ENDED = 4096
+LOGPROB_FLOOR = -9999.0
+"""Said of a token that the model gives no probability: minus infinity is no number in JSON, nor on our wire."""
 
 
 class Desk:
@@ -117,8 +119,9 @@ class Desk:
     def say(self, choice: Choice, sampled: Sampled) -> None:
         """Queue the token just appended for this step's message."""
         wants = choice.request.num_top_logprobs is not None
-        logprobs = (sampled.logprob,) if wants and sampled.logprob is not None else ()
-        top = (sampled.top_logprobs,) if wants and sampled.top_logprobs else ()
+        logprobs = (_sayable(sampled.logprob),) if wants and sampled.logprob is not None else ()
+        best = tuple((token_id, _sayable(logprob)) for token_id, logprob in sampled.top_logprobs) if wants else ()
+        top = (best,) if best else ()
         index = choice.sequence.num_outputs - 1
         self._deltas[choice.gateway].append(TokenDelta(choice.ref, index, (sampled.token_id,), logprobs, top))
         self._counters["output_tokens"] += 1
@@ -162,6 +165,11 @@ class Desk:
             self._ended.popitem(last=False)
         self._farewells.append((choice.gateway, terminal))
         self._counters["computed_prompt_tokens"] += choice.record.num_computed
+
+
+def _sayable(logprob: float) -> float:
+    """Within [LOGPROB_FLOOR, 0]; the floor for what is no number."""
+    return min(0.0, max(LOGPROB_FLOOR, logprob))
 
 
 def _malformed(request: Request, vocab_size: int) -> str | None:

@@ -58,6 +58,10 @@ def test_defaults_have_no_conflicts() -> None:
             ),
             ["--disaggregation-ib-device", "--device"],
         ),
+        (
+            WorkerSettings(transfer=TransferSettings(disaggregation_transfer_backend="mooncake")),
+            ["--disaggregation-transfer-backend mooncake: only nixl is built"],
+        ),
     ],
 )
 def test_a_combination_that_is_not_built_is_refused_naming_both_settings(

@@ -5,8 +5,8 @@ from test_ends_in_every_state import IN_EVERY_STATE, Scene, brought_into
 from worlds import assert_right, make_world, pages_moved, prompt, serve, settle, state, stats, submit
 
 from headstart.core.errors import ErrorCode
-from headstart.core.messages import Drain, Flush, Flushed, Message, PrefillDone
-from headstart.sim.network import MessageFate
+from headstart.core.messages import Drain, Flush, Flushed, Message, PrefillDone, Tokens
+from headstart.sim.network import FINE, MessageFate
 from headstart.sim.worker import GATEWAY
 from headstart.sim.world import World
 from headstart.transfer.loopback import Fate
@@ -57,7 +57,7 @@ def test_behaviour_15_what_a_request_cost_is_known_without_waiting_for_done(dela
     serve(world, prompt(60))
     other = next(n for n in ("decode-0", "decode-1") if not world.load(n).get("accepted"))
     world.judge_messages(
-        lambda sender, to, message: MessageFate(delay_s=delay_s) if isinstance(message, PrefillDone) else MessageFate()
+        lambda sender, to, message: MessageFate(delay_s=delay_s) if isinstance(message, PrefillDone) else FINE
     )
     world.kill(next(n for n in ("decode-0", "decode-1") if n != other))
     world.run_for(1.0)
@@ -93,7 +93,7 @@ def flush_everything(world: World) -> dict[str, Flushed]:
     def listen(sender: str, to: str, message: Message) -> MessageFate:
         if isinstance(message, Flushed):
             answers[sender.partition("#")[0]] = message
-        return MessageFate()
+        return FINE
 
     world.judge_messages(listen)
     for worker in world.workers.values():
@@ -140,3 +140,26 @@ def test_case_E19_a_drained_worker_alone_refuses_with_a_typed_error() -> None:
     settle(world)
     assert_right(handle)
     assert late.error in (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE)
+
+
+def test_a_frame_of_tokens_that_the_gateway_refuses_is_made_up_for() -> None:
+    world = make_world()
+    seen = 0
+
+    def drop_the_third(sender: str, to: str, message: Message) -> MessageFate:
+        nonlocal seen
+        seen += isinstance(message, Tokens)
+        return MessageFate(0) if isinstance(message, Tokens) and seen == 3 else FINE
+
+    world.judge_messages(drop_the_third)
+    serve(world, prompt(40), 12)
+    settle(world)
+
+
+def test_frames_of_tokens_that_are_always_refused_end_the_request_with_an_error_long_before_its_deadline() -> None:
+    world = make_world()
+    world.judge_messages(lambda sender, to, message: MessageFate(0) if isinstance(message, Tokens) else FINE)
+    handle = submit(world, prompt(40), 12, remaining_s=600.0)
+    world.finish(limit_s=30.0)
+    assert handle.error is not None
+    settle(world)

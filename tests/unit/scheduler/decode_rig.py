@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from msgspec import structs
 
 from headstart.core.arrays import EMPTY, Int32Array, int32_array
 from headstart.core.batch import Batch, BatchOutput, Row, Sampled
@@ -110,7 +111,7 @@ class Rig:
         ports = DecodePorts(b"pool", PAGE_BYTES, HandClock(self), lambda to, message: self.mail.append((to, message)))
         self.limits = replace(LIMITS, **limits)
         self.scheduler = DecodeScheduler(DECODE, spec, self.limits, self.cache, ports)
-        self.model: Callable[[Row], int | str] = count_up
+        self.model: Callable[[Row], int | str | Sampled] = count_up
         self.batches: list[Batch] = []
         self.wakeup: float | None = None
         self._launched: Batch | None = None
@@ -190,6 +191,8 @@ class Rig:
 
     def _sample(self, row: Row) -> Sampled:
         said = self.model(row)
+        if isinstance(said, Sampled):
+            return structs.replace(said, row_id=row.row_id)
         return Sampled(row.row_id, 0, error=said) if isinstance(said, str) else Sampled(row.row_id, said)
 
     # ---- the gateway -------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 from decode_rig import GATEWAY, P0, Rig
 
-from headstart.core.batch import BatchOutput
+from headstart.core.batch import BatchOutput, Sampled
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import (
     Accepted,
@@ -207,3 +207,14 @@ def test_a_cancel_and_its_submit_in_one_pass_leave_nothing():
     assert rig.step() is None
     assert rig.failed(ref) is ErrorCode.CANCELLED
     assert rig.said(Rejected) == []
+
+
+def test_a_token_without_probability_is_said_with_the_floor_and_not_as_a_number_that_does_not_travel():
+    rig = Rig(local_prefill_tokens=100)
+    nothing = float("-inf")
+    rig.model = lambda row: Sampled(0, 5, nothing, ((7, -0.5), (8, nothing), (9, float("nan"))))
+    rig.submit("a", range(10), 1, num_top_logprobs=3)
+    rig.run()
+    ((delta,),) = [tokens.deltas for tokens in rig.said(Tokens)]
+    assert delta.logprobs == (-9999.0,)
+    assert delta.top_logprobs == (((7, -0.5), (8, -9999.0), (9, -9999.0)),)
