@@ -27,6 +27,7 @@ from headstart.attention.triton_attention import (
     RowTables,
     TileShape,
     UngroupedDecode,
+    decode_tiling,
 )
 
 NO_SHARING = 1 << 30
@@ -309,12 +310,7 @@ def random_pool(shape: tuple[int, ...], fp8: bool, device: str) -> torch.Tensor:
     return pool
 
 
-def tiling_for(card: Card, work: Workload, tile: TileShape, **changes: object) -> Tiling:
-    wave_items = max(1, card.num_sms * tile.programs_per_sm // work.kv_heads)
-    fields = {
-        "page_size": work.page,
-        "q_tile": tile.q_tile(work.heads),
-        "wave_items": wave_items,
-        "max_slots": 1 << 20,
-    }
-    return Tiling(**fields | changes)  # type: ignore[arg-type]
+def tiling_for(card: Card, work: Workload, tile: TileShape, **changes: Any) -> Tiling:
+    """The decode tiling, without its bound on slots."""
+    tiling = decode_tiling(work.heads, tile, work.page, card.num_sms, work.fp8)
+    return replace(tiling, **{"max_slots": 1 << 20} | changes)

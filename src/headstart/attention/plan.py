@@ -36,9 +36,6 @@ FLAGS = 6
 ITEM_WIDTH = 8
 _END = 7  # the end of the range an item is cut from
 
-_ITEM_TOKENS = 50
-"""What starting and ending an item costs, as key tokens read in that time."""
-
 OPEN = 1  # ends at the KV length of SRC_ROW
 CAUSAL = 2  # a key is seen by query tokens at its position and later
 
@@ -50,8 +47,9 @@ class Tiling:
     page_size: int
     q_tile: int  # query tokens an item holds: rows of the kernel's tile / query heads per KV head
     min_chunk: int = 256  # multiple of page_size
-    max_chunk: int = 2048
+    max_chunk: int = 4096
     wave_items: int = 32  # items that run at once: programs of the kernel / KV heads
+    item_cost: int = 50  # what starting and ending an item takes, as key tokens read in that time
     max_items: int = 1 << 16
     max_slots: int = 8192  # the chunk doubles until the partial results fit
     min_share: int = 256  # a shared segment shorter than this is read by each row itself
@@ -166,7 +164,7 @@ def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
     def cost(choice: tuple[int, int]) -> float:
         items = max(choice[1], 1)
         waves, mean = items / wave, total / items
-        return max(waves, 1.0) * (mean + _ITEM_TOKENS) + (math.ceil(waves) - waves) * mean
+        return max(waves, 1.0) * (mean + tiling.item_cost) + (math.ceil(waves) - waves) * mean
 
     return min(zip(chunks, num_items.tolist(), strict=True), key=cost)[0]
 

@@ -7,6 +7,7 @@ import torch
 import triton
 
 from headstart.attention.device_plan import DevicePlan
+from headstart.attention.plan import Tiling
 from headstart.attention.triton_decode import grouped_kernel, merge_kernel, ungrouped_kernel
 
 _LOG2_E = math.log2(math.e)
@@ -61,6 +62,20 @@ def decode_tile(heads: HeadShape, fp8: bool, rows: int = 16) -> TileShape:
     warps = 8 if rows > 64 else 2 if fp8 and rows <= 32 and heads.head_dim <= 128 else 4
     smem = 2 * 2 * keys * heads.head_dim * (1 if fp8 else 2) + 12_000
     return TileShape(rows, keys, warps, stages=3, programs_per_sm=max(1, min(4, 220_000 // smem)))
+
+
+def decode_tiling(heads: HeadShape, tile: TileShape, page_size: int, num_sms: int, fp8: bool) -> Tiling:
+    """Tiling of decode plans for `tile` on a card of `num_sms` multiprocessors.
+
+    Fp8 items have more to do at their ends (splitting queries, interleaving outputs), so they are cut longer.
+    """
+    return Tiling(
+        page_size,
+        tile.q_tile(heads),
+        max_chunk=4096 if fp8 else 2048,
+        wave_items=max(1, num_sms * tile.programs_per_sm // heads.num_kv_heads),
+        item_cost=200 if fp8 else 50,
+    )
 
 
 def extend_tile(heads: HeadShape) -> TileShape:
