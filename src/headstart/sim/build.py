@@ -1,5 +1,6 @@
 """Composition root of a simulated worker."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ from headstart.sim.spec import WorldSpec
 from headstart.sim.worker import Organs, SimWorker
 from headstart.transfer.loopback import LoopbackNetwork
 
+MakeCache = Callable[[int, int], PrefixCache]
+"""(num_pages, page_size): a test may take something away from the real one."""
 PREFILL, DECODE = "prefill", "decode"
 
 
@@ -28,6 +31,7 @@ class Surroundings:
     links: LoopbackNetwork
     control: ControlNetwork
     model: Model
+    make_cache: MakeCache = PrefixCache
 
 
 def build_worker(ref: WorkerRef, around: Surroundings) -> SimWorker:
@@ -38,7 +42,7 @@ def build_worker(ref: WorkerRef, around: Surroundings) -> SimWorker:
     pool = np.zeros((num_pages, spec.page_size), dtype=np.uint64)
     region = PoolRegion(0, num_pages, spec.page_bytes)
     transport = around.links.transport(str(ref), pool.reshape(-1).view(np.uint8), region)
-    cache = PrefixCache(num_pages, spec.page_size)
+    cache = around.make_cache(num_pages, spec.page_size)
 
     def send(recipient: str, message: Message) -> None:
         around.control.send(str(ref), recipient, message)

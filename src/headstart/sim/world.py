@@ -13,7 +13,8 @@ from headstart.core.errors import InvariantError
 from headstart.core.messages import Message, WorkerRef
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
 from headstart.gateway.dispatch import Dispatcher
-from headstart.sim.build import Surroundings, build_worker
+from headstart.kv.cache import PrefixCache
+from headstart.sim.build import MakeCache, Surroundings, build_worker
 from headstart.sim.client import Handle
 from headstart.sim.clock import Agenda, VirtualClock
 from headstart.sim.executor import Model
@@ -30,7 +31,7 @@ GREEDY = SamplingParams(temperature=0.0)
 class World:
     """Starts with every worker joined to be, at time 0. Not thread-safe."""
 
-    def __init__(self, spec: WorldSpec | None = None, seed: int = 0) -> None:
+    def __init__(self, spec: WorldSpec | None = None, seed: int = 0, make_cache: MakeCache = PrefixCache) -> None:
         self.spec = spec or WorldSpec()
         self.clock = VirtualClock()
         self.handles: list[Handle] = []
@@ -43,7 +44,7 @@ class World:
         low, high = self.spec.timing.transfer_delay_s
         self.links = LoopbackNetwork(rng, self.clock, lambda num_bytes: rng.uniform(low, high))
         model = Model(ContextBook(), self.spec.vocab_size, self.spec.page_size, self.spec.timing.step_time)
-        self._surroundings = Surroundings(self.spec, self.clock, self.links, self.control, model)
+        self._surroundings = Surroundings(self.spec, self.clock, self.links, self.control, model, make_cache)
         self.gateway = Dispatcher(
             self.clock, lambda to, message: self.control.send(GATEWAY, to, message), rng, self.spec.dispatch
         )
@@ -104,6 +105,10 @@ class World:
         while not claim():
             assert self.clock.now() < end, f"not within {limit_s} s"
             self.step()
+
+    def at(self, time_s: float, action: Callable[[], None]) -> None:
+        """Have something done at a time, before anything else of that time."""
+        self._agenda.add(time_s, action)
 
     def finish(self, limit_s: float = 120.0) -> None:
         """Run until every request has ended."""

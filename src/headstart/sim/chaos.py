@@ -1,0 +1,60 @@
+"""python -m headstart.sim.chaos: seeds of chaos over whole worlds in virtual time, and what they came to.
+
+--seeds N --start K    seeds K, K + 1, ..., K + N - 1; ends at the first that fails, with its last events
+--timeline SEED        everything that happens in one seed, request states included
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable
+
+from headstart.sim.chaos_run import SeedFailed, Tally, run_seed
+
+
+def run_seeds(seeds: Iterable[int]) -> Tally:
+    """What all of them came to together. Raises SeedFailed at the first that fails."""
+    total = Tally()
+    for seed in seeds:
+        total.add(run_seed(seed)[0])
+    return total
+
+
+def summary(tally: Tally, cpu_s: float) -> str:
+    rows = [
+        ("seeds", f"{tally.seeds}"),
+        ("requests", f"{tally.requests}"),
+        *((f"  {end}", f"{count}") for end, count in tally.ends.most_common()),
+        ("wrong outputs", f"{tally.wrong}"),
+        ("tokens", f"{tally.tokens}"),
+        ("pages quarantined", f"{tally.quarantined_pages}"),
+        ("longest stall", f"{tally.longest_stall_s:.2f} s (virtual)"),
+        *((name, f"{count}") for name, count in sorted(tally.counts.items())),
+        ("CPU time", f"{cpu_s:.1f} s"),
+    ]
+    return "\n".join(f"{name:<28} {value}" for name, value in rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="headstart.sim.chaos", description="seeded chaos in virtual time")
+    parser.add_argument("--seeds", type=int, default=100, help="how many")
+    parser.add_argument("--start", type=int, default=0, help="the first one")
+    parser.add_argument("--timeline", type=int, metavar="SEED", help="print everything that happens in this seed")
+    options = parser.parse_args(argv)
+    began = time.process_time()
+    try:
+        if options.timeline is None:
+            tally = run_seeds(range(options.start, options.start + options.seeds))
+        else:
+            tally, timeline = run_seed(options.timeline, with_states=True)
+            print("\n".join(timeline.lines()))
+    except SeedFailed as failure:
+        print(failure)
+        print(f"\nreplay it: python -m headstart.sim.chaos --timeline {failure.seed}")
+        return 1
+    print(summary(tally, time.process_time() - began))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
