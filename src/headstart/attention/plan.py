@@ -54,7 +54,7 @@ class Tiling:
     max_slots: int = 8192  # the chunk doubles until the partial results fit
     min_share: int = 256  # a shared segment shorter than this is read by each row itself
     deterministic: bool = False  # cut at multiples of `exact_chunk`; share whole chunks only
-    exact_chunk: int = 512  # multiple of page_size
+    exact_chunk: int = 1024  # multiple of page_size
 
 
 @dataclass(frozen=True, slots=True)

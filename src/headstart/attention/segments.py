@@ -83,8 +83,8 @@ class PrefixOrder:
                 return
         self._ids.insert(at, id(table))
         self._keys.insert(at, key)
-        pairs = list(pairwise(self._keys[max(at - 1, 0) : at + 2]))
-        self._common[at : at + 1] = [0][at:] + _common_pages(pairs)
+        with_neighbours = _common_pages(list(pairwise(self._keys[max(at - 1, 0) : at + 2])))
+        self._common[at : at + 1] = with_neighbours if at else [0, *with_neighbours]
 
     def _remove(self, table_id: int) -> None:
         at = self._ids.index(table_id)
