@@ -16,11 +16,13 @@ from headstart.core.messages import (
     CancelTicket,
     Failed,
     Finished,
+    Hello,
     Prefill,
     PrefillDone,
     PrefillFailed,
     Rejected,
     TicketClosed,
+    TicketRef,
     Welcome,
     WorkerExited,
     WorkerRef,
@@ -66,6 +68,7 @@ class Walk:
             self.cancel, self.advance, self.launch, self.last_word, self.answer_cancel, self.scribble, self.fate,
         ]  # fmt: skip
         self._num_read = 0
+        self._called_before: set[tuple[WorkerRef, TicketRef]] = set()
         self._in_flight = False
         self._members()
 
@@ -200,12 +203,23 @@ class Walk:
 
     def _read(self) -> None:
         workers = {str(ref): ref for ref in self.workers.values()}
-        for to, message in self.rig.mail[self._num_read :]:
+        mail = self.rig.mail[self._num_read :]
+        self._num_read = len(self.rig.mail)
+        for to, message in mail:
             if to in workers and isinstance(message, Prefill):
-                self.writers.append(Writer(message, workers[to], set(range(len(message.dst_pages)))))
+                self._called(workers[to], message)
             elif to in workers and isinstance(message, CancelTicket):
                 self.unanswered.append((workers[to], message))
-        self._num_read = len(self.rig.mail)
+            elif to in workers and isinstance(message, Hello) and workers[to] in self.alive:
+                self.rig.tell(Welcome(workers[to], 10_000, self.credit, b""), to)
+
+    def _called(self, worker: WorkerRef, call: Prefill) -> None:
+        """A repeated call is nothing new while it is open, and refused once it has ended."""
+        if (worker, call.ref) not in self._called_before:
+            self._called_before.add((worker, call.ref))
+            self.writers.append(Writer(call, worker, set(range(len(call.dst_pages)))))
+        elif all((writer.worker, writer.call.ref) != (worker, call.ref) for writer in self.writers):
+            self.rig.tell(PrefillFailed(call.ref, ErrorCode.UNAVAILABLE, "it has ended"), str(worker))
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
