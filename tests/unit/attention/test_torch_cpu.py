@@ -35,9 +35,10 @@ class Setting:
         return [self._free.pop() for _ in range(pages_for(num_tokens, self.page_size))]
 
     def fill(self, pages: Sequence[int], start: int, end: int) -> None:
-        for position in range(start, end):
-            page, offset = pages[position // self.page_size], position % self.page_size
-            self.pool[page, :, :, :, offset] = torch.randn(LAYERS, 2, KV_HEADS, HEAD_DIM)
+        positions = np.arange(start, end)
+        at = np.array(pages)[positions // self.page_size], positions % self.page_size
+        drawn = torch.randn(len(positions), LAYERS, 2, KV_HEADS, HEAD_DIM)
+        self.pool.permute(0, 4, 1, 2, 3, 5)[torch.from_numpy(at[0]), torch.from_numpy(at[1])] = drawn
 
     def row(self, start: int, num_new: int, after: AttentionRow | None = None, shared: int = 0) -> AttentionRow:
         """`shared` leading tokens (whole pages) are those of `after`."""
@@ -58,13 +59,14 @@ class Setting:
         for row in rows:
             kv = self.pool[torch.tensor(row.pages), layer].double()
             keys, values = kv.permute(1, 2, 0, 3, 4).flatten(2, 3)
-            for position in range(row.start, row.start + row.num_new):
-                q = query[token].double().view(KV_HEADS, -1, HEAD_DIM)
-                seen_keys, seen_values = keys[:, : position + 1], values[:, : position + 1]
-                weights = torch.softmax(q @ seen_keys.transpose(1, 2) * SCALE, -1)
-                out.append((weights @ seen_values).reshape(self.num_heads, HEAD_DIM))
-                token += 1
-        return torch.stack(out)
+            end = row.start + row.num_new
+            q = query[token : token + row.num_new].double().view(row.num_new, KV_HEADS, -1, HEAD_DIM)
+            scores = torch.einsum("thgd,hkd->thgk", q, keys[:, :end]) * SCALE
+            hidden = torch.arange(end) > torch.arange(row.start, end)[:, None]
+            weights = torch.softmax(scores.masked_fill(hidden[:, None, None], -torch.inf), -1)
+            out.append(torch.einsum("thgk,hkd->thgd", weights, values[:, :end]).reshape(-1, self.num_heads, HEAD_DIM))
+            token += row.num_new
+        return torch.cat(out)
 
     def check(self, attention: CpuAttention, rows: Sequence[AttentionRow]) -> None:
         step = attention.begin(rows)

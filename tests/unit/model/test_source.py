@@ -37,15 +37,25 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def _resolve_demo(cache: str) -> str:
-    return str(resolve_model(DEMO_MODEL, cache=Path(cache)))
+Steps = list[tuple[str, int, int]]
+
+
+def _resolve_demo(cache: str) -> tuple[str, Steps]:
+    seen: Steps = []
+    return str(resolve_model(DEMO_MODEL, lambda *step: seen.append(step), cache=Path(cache))), seen
 
 
 @pytest.fixture(scope="module")
-def converted_twice_at_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def started_together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, Steps]]]:
+    """The cache, and what two processes that started with an empty one found and reported."""
     cache = tmp_path_factory.mktemp("cache")
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        return cache, pool.map(_resolve_demo, [str(cache)] * 2)
+        return cache, pool.map(_resolve_demo, [str(cache)] * 2, chunksize=1)
+
+
+@pytest.fixture
+def converted(started_together: tuple[Path, list[tuple[str, Steps]]]) -> Path:
+    return Path(started_together[1][0][0])
 
 
 def test_a_model_folder_is_taken_as_it_is(folder: Path) -> None:
@@ -67,14 +77,26 @@ def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.glob("cache/models/*") if path.is_dir()]
 
 
-def test_processes_that_start_together_convert_once(converted_twice_at_once: tuple[Path, list[str]]) -> None:
-    cache, folders = converted_twice_at_once
-    assert len(set(folders)) == 1
-    assert [str(path) for path in (cache / "models").iterdir() if path.is_dir()] == folders[:1]
+def test_processes_that_start_together_convert_once(
+    started_together: tuple[Path, list[tuple[str, Steps]]],
+) -> None:
+    cache, found = started_together
+    folders = {folder for folder, _ in found}
+    assert {str(path) for path in (cache / "models").iterdir() if path.is_dir()} == folders
+    assert len(folders) == 1
+    idle, busy = sorted((steps for _, steps in found), key=len)
+    assert idle == []
+    assert {what for what, _, _ in busy} == {"dequantising SmolLM2-135M-Instruct.Q4_1.gguf", "writing weights"}
+    assert busy[-1][1] == busy[-1][2]
 
 
-def test_a_converted_folder_is_complete(converted_twice_at_once: tuple[Path, list[str]]) -> None:
-    folder = Path(converted_twice_at_once[1][0])
+def test_later_starts_do_not_convert(started_together: tuple[Path, list[tuple[str, Steps]]]) -> None:
+    cache, found = started_together
+    assert _resolve_demo(str(cache)) == (found[0][0], [])
+
+
+def test_a_converted_folder_is_complete(converted: Path) -> None:
+    folder = converted
     assert {path.name for path in folder.iterdir()} == {
         "config.json",
         "generation_config.json",
@@ -88,21 +110,12 @@ def test_a_converted_folder_is_complete(converted_twice_at_once: tuple[Path, lis
     assert "<|im_start|>" in json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
 
 
-def test_the_converted_tokenizer_is_lossless(converted_twice_at_once: tuple[Path, list[str]]) -> None:
-    tokenizer = Tokenizer.from_file(str(Path(converted_twice_at_once[1][0]) / "tokenizer.json"))
+def test_the_converted_tokenizer_is_lossless(converted: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(converted / "tokenizer.json"))
     text = "<|im_start|>user\nnaïve 2024 🙂  tabs\tand   spaces<|im_end|>\n"
     ids = tokenizer.encode(text).ids
     assert ids[0] == 1
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
-
-
-def test_progress_is_reported_once_and_later_starts_do_not_convert(tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
-    resolve_model(DEMO_MODEL, lambda *report: seen.append(report), cache=tmp_path)
-    assert seen[-1][1] == seen[-1][2] > 0
-    count = len(seen)
-    resolve_model(DEMO_MODEL, lambda *report: seen.append(report), cache=tmp_path)
-    assert len(seen) == count
 
 
 def test_the_description_never_loads_torch(folder: Path) -> None:
