@@ -156,7 +156,7 @@ class GatewaySettings:
     control_port: int | Auto = "auto"
     """Port that workers join at. auto: the one after --port."""
     api_key: str = ""
-    """Bearer token that clients must send. Empty: none."""
+    """Bearer tokens that clients may send, separated by commas. Each has a cache of its own. Empty: none is asked for."""
     load_balance_method: Literal["cache_aware", "least_loaded"] = "cache_aware"
     """How the gateway picks decode workers. cache_aware: the one that probably holds the prompt's prefix, unless its
     queue is long. least_loaded: the one with the fewest requests."""
@@ -172,7 +172,12 @@ class GatewaySettings:
         require(
             self.resolved_control_port != self.port, f"--port and --control-port are both {self.port}; they must differ"
         )
+        require(all(self.api_keys), "--api-key has an empty key between its commas")
         require(self.request_timeout > 0, f"--request-timeout must be positive, got {self.request_timeout}")
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        return tuple(key.strip() for key in self.api_key.split(",")) if self.api_key else ()
 
     @property
     def resolved_control_port(self) -> int:

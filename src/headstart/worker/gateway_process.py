@@ -171,7 +171,7 @@ def build_state(spec: GatewaySpec, line: ControlLine) -> GatewayState:
         model=model,
         dispatcher=dispatcher,
         memory=TokenMemory(model.tokenizer),
-        keys=KeyRing((settings.api_key,) if settings.api_key else ()),
+        keys=KeyRing(settings.api_keys),
         telemetry=Telemetry(GatewayMetrics(registry), registry, clock),
         jobs=OpenJobs(),
         rng=rng,

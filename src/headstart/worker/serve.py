@@ -156,7 +156,7 @@ class Readiness:
 
     def __call__(self) -> bool:
         host = "127.0.0.1" if self.gateway.host == "0.0.0.0" else self.gateway.host
-        headers = {"Authorization": f"Bearer {self.gateway.api_key}"} if self.gateway.api_key else {}
+        headers = {"Authorization": f"Bearer {self.gateway.api_keys[0]}"} if self.gateway.api_keys else {}
         connection = http.client.HTTPConnection(host, self.gateway.port, timeout=0.3)
         try:
             connection.request("GET", "/cluster", headers=headers)

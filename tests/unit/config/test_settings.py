@@ -95,12 +95,19 @@ def test_all_conflicts_come_in_one_message() -> None:
         lambda: StepSettings(local_prefill_tokens=-1),
         lambda: StepSettings(watchdog_timeout=0),
         lambda: GatewaySettings(port=0),
+        lambda: GatewaySettings(api_key="alpha,,beta"),
+        lambda: GatewaySettings(api_key=" "),
         lambda: GatewaySettings(port=8000, control_port=8000),
     ],
 )
 def test_a_value_out_of_range_is_refused_where_it_is_declared(build) -> None:
     with pytest.raises(ConfigError, match="--"):
         build()
+
+
+def test_several_keys_are_given_with_commas_and_none_is_empty() -> None:
+    assert GatewaySettings().api_keys == ()
+    assert GatewaySettings(api_key="alpha, beta").api_keys == ("alpha", "beta")
 
 
 def test_page_size_follows_the_device() -> None:

@@ -163,3 +163,15 @@ def test_frames_of_tokens_that_are_always_refused_end_the_request_with_an_error_
     world.finish(limit_s=30.0)
     assert handle.error is not None
     settle(world)
+
+
+@pytest.mark.parametrize(("local", "length", "moved"), [(4, 40, 0), (4, 41, 0), (4, 43, 0), (0, 40, 1), (0, 41, 0)])
+def test_a_repeated_prompt_moves_nothing_unless_its_last_page_may_not_be_computed_at_home(
+    local: int, length: int, moved: int
+) -> None:
+    world = make_world(decode={"local_prefill_tokens": local})
+    serve(world, prompt(length), 1)
+    again = serve(world, prompt(length), 1)
+    assert stats(again).decode_prefix_len == (length - 1) // 4 * 4
+    assert pages_moved(world, again) == moved
+    settle(world)
