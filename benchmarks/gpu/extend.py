@@ -16,8 +16,17 @@ from common import (
 )
 
 from headstart.attention.device_plan import DevicePlan
-from headstart.attention.plan import Tiling, build_plan
-from headstart.attention.triton_attention import HeadShape, LayerKV, Partials, PlannedAttention, RowTables, TileShape
+from headstart.attention.plan import build_plan
+from headstart.attention.triton_attention import (
+    HeadShape,
+    LayerKV,
+    Partials,
+    PlannedAttention,
+    RowTables,
+    TileShape,
+    extend_tile,
+    extend_tiling,
+)
 from headstart.attention.triton_extend import GatheredExtend, dense_attention, gather
 
 SHAPES = [
@@ -59,7 +68,7 @@ class Chunk:
         """The paged kernel on the keys after the first `skip` pages."""
         tables = [table[skip:] for table in self.tables]
         starts = np.full(self.rows, self.prefix - skip * self.page)
-        tiling = Tiling(self.page, tile.q_tile(self.heads), max_chunk=1 << 20, wave_items=16, max_slots=1 << 20)
+        tiling = extend_tiling(self.heads, tile, self.page, self.card.num_sms, max_slots=1 << 20)
         plan = build_plan(tables, starts, np.full(self.rows, self.new), tiling)
         device_plan = DevicePlan(len(self.q), len(plan.items), self.device)
         device_plan.upload(plan)
@@ -118,7 +127,7 @@ def main() -> None:
             if fits.get((tile, fp8)):
                 name = f"paged {tile.rows}x{tile.keys} w{tile.warps} s{tile.stages} p{tile.programs_per_sm}"
                 calls[name] = chunk.run_paged(tile)
-        calls["gather + dense"] = chunk.run_gathered(TileShape(128, 64, 8, 3, 1) if not args.smoke else shapes[0])
+        calls["gather + dense"] = chunk.run_gathered(shapes[0] if args.smoke else extend_tile(heads))
         calls |= chunk.parts()
         times = time_calls(list(calls.values()), repeats=10, warmups=2)
         for name, spread in zip(calls, map(Spread.of, times), strict=True):

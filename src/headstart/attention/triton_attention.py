@@ -83,6 +83,12 @@ def extend_tile(heads: HeadShape) -> TileShape:
     return TileShape(128, 64 if heads.head_dim <= 128 else 32, warps=8, stages=3, programs_per_sm=1)
 
 
+def extend_tiling(heads: HeadShape, tile: TileShape, page_size: int, num_sms: int, max_slots: int) -> Tiling:
+    """The same for chunks of prompts: keys are split only where there are too few tiles of queries for the card."""
+    wave_items = max(1, num_sms * tile.programs_per_sm // heads.num_kv_heads)
+    return Tiling(page_size, tile.q_tile(heads), max_chunk=1 << 20, wave_items=wave_items, max_slots=max_slots)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKV:
     """One layer's part of the KV pool: strided views `[pages, kv_heads, page, head_dim]`, last two dims contiguous.
