@@ -2,11 +2,8 @@
 
 A pass runs only when something stirred, looks at the line in order and matches a bounded number of choices that then do
 not get in. Who does not fit is overtaken by those who do, a bounded number of times; retracted choices are not. A pass
-pins what it admits first, evicts once for all of it, and allocates then.
-
-A prefill worker computes prompts of one length one after the other, so leasing pages for many of them at once only
-keeps others out. While it works on one, others of about that length wait for their turn where the pages of those that
-are out would come to more than a share of the pool; whoever passes them does them no harm.
+pins what it admits first, evicts once for all of it, and allocates then. `turns` says which long prompts wait although
+there is room.
 """
 
 from dataclasses import dataclass, field
@@ -24,17 +21,12 @@ from headstart.scheduler.entries import Choice, Hint, Waiting
 from headstart.scheduler.fetch import Fetching
 from headstart.scheduler.links import Link, NoLink
 from headstart.scheduler.route import LATER, Local, Router
+from headstart.scheduler.turns import Turns
 
 MAX_SCANNED = 128
 MAX_VAIN_MATCHES = 16
 LOOK_AGAIN_S = 0.2
 """A choice that did not get in is matched again after this, or once its last match would fit."""
-
-
-EARLY_SHARE = 0.375
-"""Share of the pool that open calls of about the same length may lease."""
-FEW_PAGES = 1 / 64
-"""Share of the pool below which a prompt is too short to wait for its turn."""
 
 
 class Blocked(Enum):
@@ -58,13 +50,13 @@ class Pass:
 
     reserved: int  # pages in reserve, those of the admitted included
     now: float
+    turns: Turns
     admitted: list[Admitted] = field(default_factory=list)
     num_new: int = 0  # pages to allocate for the admitted
     calls: dict[WorkerRef, list[int]] = field(default_factory=dict)  # prompt tokens of calls to open
     num_vain: int = 0
     no_credit: tuple[float, float] = inf, -inf  # shortest and longest prompt that found none
     credit_is_spoken_for: bool = False
-    in_turn: set[Waiting] = field(default_factory=set)  # wait for their turn and lose nothing to those who pass
 
 
 class Admission:
@@ -80,7 +72,9 @@ class Admission:
             return
         board.stirred = False
         if len(board.line):
-            admissions = Pass(board.reserved(), self._clock.now())
+            admissions = Pass(
+                board.reserved(), self._clock.now(), Turns(board.preparing.values(), board.cache.num_pages)
+            )
             self._scan(admissions)
             self._allocate(admissions)
 
@@ -91,8 +85,6 @@ class Admission:
             if is_full or position == MAX_SCANNED or admissions.num_vain == MAX_VAIN_MATCHES:
                 break
             blocked = self._consider(entry, admissions)
-            if blocked is Blocked.TURN:
-                admissions.in_turn.add(entry)
             waits_no_longer = entry.retracted or entry.num_overtaken >= MAX_OVERTAKEN
             if blocked is Blocked.PAGES and waits_no_longer:
                 break
@@ -155,16 +147,7 @@ class Admission:
         return LATER if isinstance(pick, Link) and admissions.credit_is_spoken_for else pick
 
     def _waits_its_turn(self, entry: Waiting, num_new: int, pick: Local | Link | NoLink, admissions: Pass) -> bool:
-        """Whether the worker picked has a prompt of about this length, and more leases for such would be too early."""
-        num_pages = self._board.cache.num_pages
-        if not isinstance(pick, Link) or entry.retracted or num_new < FEW_PAGES * num_pages:
-            return False
-        leased = [(preparing.call.worker, len(preparing.call.pages)) for preparing in self._board.preparing.values()]
-        leased += [(soon.pick.worker, soon.num_new) for soon in admissions.admitted if isinstance(soon.pick, Link)]
-        alike = [(worker, num) for worker, num in leased if num_new <= 2 * num and num <= 2 * num_new]
-        if all(worker != pick.worker for worker, _ in alike):
-            return False
-        return num_new + sum(num for _, num in alike) > EARLY_SHARE * num_pages
+        return isinstance(pick, Link) and not entry.retracted and admissions.turns.waits(entry, pick.worker, num_new)
 
     def _room(self, admissions: Pass, match: Match | None = None) -> int:
         """Pages beyond `match` that neither this pass has promised nor anyone is expected to grow into."""
@@ -182,7 +165,7 @@ class Admission:
         lease = board.cache.try_lease(match, 0)
         if lease is None:
             raise InvariantError("a match made in this pass is stale")
-        board.line.overtake(entry, admissions.in_turn)
+        board.line.overtake(entry, admissions.turns.waiting)
         board.line.remove(entry)
         choice.sequence.num_computed = match.prefix_len
         self._note_hit(choice, match, admissions.now)
@@ -192,6 +175,7 @@ class Admission:
         admissions.reserved += reserve
         if isinstance(pick, Link):
             admissions.calls.setdefault(pick.worker, []).append(len(choice.sequence) - 1)
+            admissions.turns.take(pick.worker, num_new)
 
     def _allocate(self, admissions: Pass) -> None:
         """Take the promised pages, evicting once, and start each delta."""
