@@ -1,0 +1,90 @@
+"""What is taken away from the source, and which tests must notice."""
+
+from dataclasses import dataclass
+
+SIM = "tests/unit/chaos/test_fence.py"
+CHAOS = "tests/unit/chaos/test_chaos.py::test_100_seeds[0]"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    path: str  # below src/headstart
+    before: str  # occurs once
+    after: str
+    tests: tuple[str, ...]
+
+
+MUTATIONS = (
+    Mutation(
+        "unlock: a released lease keeps its path pinned",
+        "kv/cache.py",
+        "            self._tree.unpin(lease._end)\n            self._order.offer(lease._end)",
+        "            pass",
+        ("tests/unit/kv/test_kv_lease.py",),
+    ),
+    Mutation(
+        "fence: a page under a peer's write is nobody's",
+        "kv/ledger.py",
+        "        self.writer[pages] = True\n",
+        "        self.writer[pages] = False\n",
+        ("tests/unit/kv/test_kv_writers.py",),
+    ),
+    Mutation(
+        "fence: a cancelled ticket closes without the writer's word",
+        "scheduler/calls.py",
+        "        if call.phase in (Phase.DONE, Phase.FILLED):",
+        "        if call.phase in (Phase.DONE, Phase.FILLED, Phase.OPEN):",
+        (SIM,),
+    ),
+    Mutation(
+        "ticket check: a notice counts whoever wrote it",
+        "scheduler/calls.py",
+        "call.worker == notice.writer and ",
+        "",
+        ("tests/unit/scheduler/test_decode_failures.py",),
+    ),
+    Mutation(
+        "ticket check: a notice counts whatever its attempt",
+        "scheduler/calls.py",
+        "        call = self._calls.get(notice.ref)\n        last",
+        "        call = next((c for c in self._calls.values() if c.ref.ticket == notice.ref.ticket), None)\n        last",
+        ("tests/unit/scheduler/test_decode_failures.py", CHAOS),
+    ),
+    Mutation(
+        "commit before match: prompt pages are published when they are asked for",
+        "scheduler/prefill.py",
+        "            chunks.append(Chunk(run, num_new, pages))\n",
+        "            chunks.append(Chunk(run, num_new, pages))\n"
+        "            self._cache.commit(run.lease, message.tokens, stop)\n",
+        (CHAOS,),
+    ),
+    Mutation(
+        "page floor: a page counts as whole when it has begun",
+        "kv/cache.py",
+        "        first, last = lease.num_shared, num_tokens // self.page_size\n",
+        "        first, last = lease.num_shared, -(-num_tokens // self.page_size)\n",
+        ("tests/unit/kv/test_kv_lease.py",),
+    ),
+    Mutation(
+        "page floor: the last prompt token may be part of a hit",
+        "core/layout.py",
+        "page_floor(max(prompt_len - 1, 0), page_size)",
+        "page_floor(prompt_len, page_size)",
+        ("tests/unit/scheduler/test_decode_flow.py", CHAOS),
+    ),
+    Mutation(
+        "range coverage: arrived pages are counted, wherever they are",
+        "scheduler/calls.py",
+        "        return int(self.missing.argmax()) if self.missing.any() else len(self.pages)",
+        "        return int(len(self.missing) - self.missing.sum())",
+        ("tests/unit/scheduler/test_decode_flow.py", "tests/unit/scheduler/test_decode_failures.py"),
+    ),
+    Mutation(
+        "range coverage: the last page's notice completes a call",
+        "scheduler/calls.py",
+        "        return not self.missing.any()",
+        "        return not self.missing[-1]",
+        ("tests/unit/scheduler/test_decode_flow.py", "tests/unit/scheduler/test_decode_failures.py"),
+    ),
+)
