@@ -159,9 +159,9 @@ def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
     sizes = [1 << i for i in range(tiling.min_chunk.bit_length() - 1, tiling.max_chunk.bit_length())]
     sizes += [-(-total // (wave * waves * page)) * page for waves in (1, 2)]
     chunks = [min(max(size, tiling.min_chunk), tiling.max_chunk) for size in sizes]
-    num_items = (-(-ranges.length // np.array(chunks)[:, None])) @ ranges.tiles
+    num_items = np.ceil(ranges.length / np.array(chunks, np.float64)[:, None]) @ ranges.tiles
 
-    def cost(choice: tuple[int, int]) -> float:
+    def cost(choice: tuple[int, float]) -> float:
         items = max(choice[1], 1)
         waves, mean = items / wave, total / items
         return max(waves, 1.0) * (mean + tiling.item_cost) + (math.ceil(waves) - waves) * mean

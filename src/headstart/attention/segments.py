@@ -8,7 +8,6 @@ common length stays above a bound).
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from operator import itemgetter
 
 import numpy as np
@@ -65,7 +64,7 @@ class PrefixOrder:
         keyed = sorted(((table.tobytes(), id(table)) for table in tables), key=itemgetter(0))
         self._keys = [key for key, _ in keyed]
         self._ids = [i for _, i in keyed]
-        self._common = [0, *_common_pages(list(pairwise(self._keys)))][: len(keyed)]
+        self._common = _common_pages(self._keys)
         self._held = {id(table): table for table in tables}
 
     def _insert(self, table: Int32Array, gone: set[int]) -> None:
@@ -83,8 +82,8 @@ class PrefixOrder:
                 return
         self._ids.insert(at, id(table))
         self._keys.insert(at, key)
-        with_neighbours = _common_pages(list(pairwise(self._keys[max(at - 1, 0) : at + 2])))
-        self._common[at : at + 1] = with_neighbours if at else [0, *with_neighbours]
+        first = max(at - 1, 0)
+        self._common[at : at + 1] = _common_pages(self._keys[first : at + 2])[at - first :]
 
     def _remove(self, table_id: int) -> None:
         at = self._ids.index(table_id)
@@ -94,28 +93,20 @@ class PrefixOrder:
         del self._ids[at], self._keys[at], self._held[table_id]
 
 
-def _common_pages(pairs: list[tuple[bytes, bytes]]) -> list[int]:
-    """Leading page ids (4 bytes each) that are equal in each pair of page tables."""
-    if len(pairs) <= 2:
-        return [_common_of(a, b) for a, b in pairs]
-    width = max(min(len(a), len(b)) for a, b in pairs)
+def _common_pages(keys: list[bytes]) -> list[int]:
+    """Leading page ids (4 bytes each) that each key has in common with the one before it; 0 for the first."""
+    lens = np.array([len(key) for key in keys]) // 4
+    width = int(lens.max(initial=0))
     if width == 0:
-        return [0] * len(pairs)
-    first, second = (
-        np.frombuffer(b"".join([side[:width].ljust(width, fill) for side in sides]), np.int32).reshape(len(pairs), -1)
-        for sides, fill in zip(zip(*pairs, strict=True), (b"\xff", b"\xfe"), strict=True)
-    )
-    differs = first != second
-    common = differs.argmax(axis=1)
-    common[~differs[np.arange(len(pairs)), common]] = width // 4
-    return common.tolist()
-
-
-def _common_of(a: bytes, b: bytes) -> int:
-    width = min(len(a), len(b)) // 4
-    differs = np.frombuffer(a, np.int32, width) != np.frombuffer(b, np.int32, width)
-    first = int(differs.argmax()) if width else 0
-    return first if width and differs[first] else width
+        return [0] * len(keys)
+    table = np.frombuffer(b"".join([key.ljust(4 * width, b"\xff") for key in keys]), np.int32).reshape(-1, width)
+    differs = table[1:] != table[:-1]
+    first = differs.argmax(axis=1)
+    same = ~differs[np.arange(len(first)), first]
+    common = np.zeros(len(keys), np.int64)
+    common[1:] = np.minimum(np.where(same, width, first), np.minimum(lens[1:], lens[:-1]))
+    counts: list[int] = common.tolist()
+    return counts
 
 
 def find_segments(
@@ -138,13 +129,13 @@ def find_segments(
     ends[1:] = np.minimum(np.minimum(ends[1:], limit[1:]), limit[:-1])
     unit = max(unit, page_size)
     shared, last = _shared_ranges((ends // unit * unit).tolist(), max(min_share, 1))
-    columns = np.array(shared, np.int32).reshape(-1, 5).T
+    lo, hi, tok0, tok1, parent = np.array(shared, np.int32).reshape(-1, 5).T
     row_parent = np.empty(len(order), np.int32)
     row_parent[order_array] = last
     ends_of = np.zeros(len(shared) + 1, np.int32)  # the last entry is for rows that share nothing
-    ends_of[:-1] = columns[3]
+    ends_of[:-1] = tok1
     private0 = ends_of[row_parent]
-    return Segments(order_array, *columns, row_parent=row_parent, private0=private0)
+    return Segments(order_array, lo, hi, tok0, tok1, parent, row_parent, private0)
 
 
 def _shared_ranges(ends: list[int], min_share: int) -> tuple[list[tuple[int, int, int, int, int]], list[int]]:
