@@ -3,12 +3,15 @@
 #   PYTHON=python3.12        another interpreter for .venv
 #   CONSTRAINTS=other.txt    other pins than constraints.txt
 #   TORCH_SPEC=torch==2.11.0 another torch (then with CONSTRAINTS that agree)
+#   SEEDS=100 START=0        which seeds `make chaos` runs
 #   ALLOW_CUDA=1             take a CUDA build of torch although no GPU is seen
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 TORCH_SPEC ?= $(shell grep '^torch==' $(CONSTRAINTS) || echo torch)
 SERVE_ARGS ?=
+SEEDS ?= 1000
+START ?= 0
 BENCH_ARGS ?=
 
 VENV := .venv
@@ -25,7 +28,7 @@ CONTROL_PLANE := $(wildcard $(addprefix src/headstart/,core wire config kv trans
 	scheduler gateway text observe sim))
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-full test-gpu check format bench soak chaos clean
+.PHONY: help install install-dev serve test test-full test-gpu check format bench soak chaos mutations clean
 
 help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,11 +82,16 @@ test-gpu: $(DEV_STAMP)  ## tests that need a GPU
 bench: $(DEV_STAMP)  ## measure; tables and JSON go to bench-out/, never part of the tests (BENCH_ARGS=--quick: 3 minutes)
 	$(BIN)/python benchmarks/suite.py $(BENCH_ARGS)
 
-soak: $(DEV_STAMP)  ## hours of random traffic over real processes
+soak: $(DEV_STAMP)  ## a million operations against the state machines, then 10,000 seeds of chaos (hours)
+	HEADSTART_KV_OPERATIONS=800000 HEADSTART_LIFECYCLE_EXAMPLES=1000 $(PYTEST) \
+	  tests/unit/kv/test_kv_machine.py tests/unit/lifecycle/test_lifecycle_machine.py
 	$(PYTEST) -m soak $(TEST_DIRS)
 
-chaos: $(DEV_STAMP)  ## kill, stop and disconnect real processes under load
-	$(TEST_ENV) $(BIN)/python -m pytest -m 'not soak' tests/integration -k 'kill or leave or sigterm or restart'
+chaos: $(DEV_STAMP)  ## seeded faults over simulated clusters (SEEDS=1000 START=0; a failing seed prints its timeline)
+	$(TEST_ENV) $(BIN)/python -m headstart.sim.chaos --seeds $(SEEDS) --start $(START)
+
+mutations: $(DEV_STAMP)  ## take the safeguards away one at a time: a test must fail each time
+	$(TEST_ENV) $(BIN)/python tests/mutations/run.py
 
 clean:  ## remove .venv and what tests and builds left
 	rm -rf $(VENV) build dist bench-out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

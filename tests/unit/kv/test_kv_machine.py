@@ -5,6 +5,7 @@ match, every grant and refusal, every count of pages, and what each page holds: 
 KV they would hold, writers and launched steps scribble over theirs until they end, and no shared page may ever change.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 
@@ -24,7 +25,7 @@ from headstart.core.arrays import Int32Array, int32_array
 from headstart.core.errors import InvariantError
 from headstart.kv.cache import Match, PageCounts, PageLease, PrefixCache
 
-NUM_OPERATIONS = 100_000
+NUM_OPERATIONS = int(os.environ.get("HEADSTART_KV_OPERATIONS", "100000"))
 STEPS_PER_EXAMPLE = 20
 OPERATIONS_PER_STEP = 10
 MAX_TOKENS = 12
