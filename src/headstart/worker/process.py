@@ -11,6 +11,7 @@ draining  finishes what runs within --drain-timeout, takes nothing new; also whe
 Imports torch only through `build`, after the thread settings are in the environment.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -80,10 +81,13 @@ def _run(spec: WorkerSpec) -> Exit:
     log.info("loading", extra={"worker": str(worker), "pid": os.getpid()})
     lines = _open_lines(spec, worker)
 
+    gc.disable()  # what loads now stays: looking through it for garbage is a sixth of the loading, and pauses steps later
     from headstart.worker.build import BuildPorts, build_worker  # torch loads here
 
     clock = MonotonicClock()
     built = build_worker(spec, worker, BuildPorts(clock, lines.messenger.send, lines.waker.wake))
+    gc.freeze()
+    gc.enable()
     parts = LoopParts(
         scheduler=built.scheduler,
         transport=built.transport,
