@@ -85,6 +85,6 @@ MUTATIONS = (
         "scheduler/calls.py",
         "        return not self.missing.any()",
         "        return not self.missing[-1]",
-        ("tests/unit/scheduler/test_decode_flow.py", "tests/unit/scheduler/test_decode_failures.py"),
+        ("tests/unit/scheduler/test_decode_coverage.py",),
     ),
 )
