@@ -4,12 +4,11 @@ Whoever holds it is the only process of that name: getting it proves that the fo
 nothing it posted can land any more. The kernel drops the lock when the process ends, however it ends.
 """
 
-import contextlib
 import fcntl
 import os
-import socket
 from pathlib import Path
 
+from headstart.config.errors import ConfigError
 from headstart.core.errors import HeadstartError
 
 
@@ -18,12 +17,13 @@ class NameTaken(HeadstartError):
 
 
 def runtime_dir(join_address: str) -> Path:
-    """Where lock files of the cluster behind `join_address` (HOST:PORT) lie on this machine."""
-    host, _, port = join_address.rpartition(":")
-    with contextlib.suppress(OSError):  # an unresolvable name still names one cluster
-        host = socket.gethostbyname(host)
-    base = os.environ.get("HEADSTART_RUNTIME") or os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/headstart-{os.getuid()}"
-    return Path(base) / "headstart" / f"{host}_{port}"
+    """Where lock files of the clusters at this control port (of HOST:PORT) lie on this machine.
+
+    Two workers of one cluster must meet here whatever they call its gateway, so the host is left out, and so is
+    everything that depends on how a process was started. HEADSTART_RUNTIME names another place, for all of them.
+    """
+    base = os.environ.get("HEADSTART_RUNTIME") or f"/tmp/headstart-{os.getuid()}"
+    return Path(base) / join_address.rpartition(":")[2]
 
 
 class NameLock:
@@ -35,10 +35,14 @@ class NameLock:
 
     @classmethod
     def acquire(cls, directory: Path, name: str) -> "NameLock":
-        """Take the lock and write our process id into it. Raises NameTaken without waiting."""
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Take the lock and write our process id into it. Raises NameTaken without waiting, and ConfigError for a
+        directory that another user could have prepared."""
+        for folder in (directory.parent, directory):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if folder.stat().st_uid not in (0, os.getuid()):
+                raise ConfigError(f"{folder} belongs to another user; name another place with HEADSTART_RUNTIME")
         path = directory / f"{name}.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

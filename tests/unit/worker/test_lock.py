@@ -1,5 +1,6 @@
 """A name belongs to one living process, and a lock that was obtained proves that its former holder has ended."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headstart.config.errors import ConfigError
 from headstart.worker.lock import NameLock, NameTaken, runtime_dir
 
 HOLDER = """
@@ -43,4 +45,28 @@ def test_a_released_name_can_be_taken_again(tmp_path: Path) -> None:
 
 def test_clusters_on_one_machine_do_not_share_names() -> None:
     assert runtime_dir("127.0.0.1:8001") != runtime_dir("127.0.0.1:9001")
-    assert runtime_dir("localhost:8001") == runtime_dir("127.0.0.1:8001")
+
+
+def test_workers_of_one_cluster_meet_whatever_they_call_its_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else both would hold one name, and the later one would prove the end of the other while that still writes."""
+    place = runtime_dir("127.0.0.1:8001")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
+    assert {runtime_dir(f"{host}:8001") for host in ("127.0.0.1", "localhost", "10.0.0.1")} == {place}
+
+
+def test_a_link_in_the_place_of_a_lock_file_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("content")
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "decode-0.lock").symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic links"):
+        NameLock.acquire(tmp_path / "locks", "decode-0")
+    assert precious.read_text() == "content"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can prepare a directory in another user's name")
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "locks").mkdir()
+    os.chown(tmp_path / "locks", 12345, -1)
+    with pytest.raises(ConfigError, match="another user"):
+        NameLock.acquire(tmp_path / "locks", "decode-0")
