@@ -73,8 +73,11 @@ class Desk:
             self._counters["repeated_submits"] += 1
             return True
         current = self._attempts.get((ref.request_id, ref.choice))
-        if ref in self._ended or (current is not None and current.attempt > ref.attempt):
+        is_outdated = current is not None and current.attempt > ref.attempt
+        if ref in self._ended or is_outdated:
             self._counters["late_submits"] += 1
+            if not is_outdated:  # a gateway that asks did not hear of its end
+                self._send(gateway, Failed(ref, ErrorCode.UNAVAILABLE, "this attempt has ended here"))
             return True
         return False
 

@@ -2,6 +2,8 @@
 
 from decode_rig import P0, Rig
 
+from headstart.core.errors import ErrorCode
+
 
 def fetching():
     rig = Rig()
@@ -43,4 +45,16 @@ def test_a_writer_that_ended_the_call_unheard_is_left_at_once():
     rig.fail(rig.calls()[1])
     rig.run()
     assert rig.finished(ref)
+    assert rig.is_clean()
+
+
+def test_a_gateway_that_asks_for_an_attempt_that_has_ended_is_told_so():
+    rig = Rig()
+    ref = rig.submit("a", range(10), 3)
+    rig.run()
+    rig.mail.clear()  # its end is lost on the way
+    rig.submit("a", range(10), 3)
+    rig.run()
+    assert rig.failed(ref) is ErrorCode.UNAVAILABLE
+    assert rig.answer(ref) == []
     assert rig.is_clean()
