@@ -25,9 +25,9 @@ class ModelSettings:
     context_length: int | Auto = "auto"
     """Longest prompt plus output of one request, in tokens. auto: what the model says, within the pool."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and activations. auto: bfloat16 on a GPU, on a CPU the faster one. All workers must agree."""
+    """Type of weights and activations. auto: the fastest on this processor. All workers must agree."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where a worker computes. auto: the GPU if there is one."""
+    """Where a worker computes. Steps on a GPU are not built: auto is the CPU, cuda is refused."""
     tp_size: int = 1
     """GPUs that share one worker's tensors. Only 1 is built."""
 
@@ -130,7 +130,7 @@ class TransferSettings:
     disaggregation_transfer_backend: Literal["nixl", "mooncake"] = "nixl"
     """Library that moves pages. Only nixl is built."""
     disaggregation_ib_device: str = ""
-    """Network devices for the backend, comma separated. Empty: it chooses."""
+    """Network devices for the backend, comma separated. Only empty (it chooses) is built."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +207,8 @@ def conflicts(settings: WorkerSettings) -> list[str]:
     """Every combination that is not built or makes no sense, one sentence each, naming the settings involved."""
     model, cache, step = settings.model, settings.cache, settings.step
     found = []
+    if model.device == "cuda":
+        found.append("--device cuda: steps on a GPU are not built; only auto and cpu work.")
     if model.tp_size > 1:
         found.append(f"--tp-size {model.tp_size} with --device {model.device}: only --tp-size 1 is built.")
     if cache.kv_cache_dtype != "auto":
@@ -232,8 +234,12 @@ def conflicts(settings: WorkerSettings) -> list[str]:
         found.append(
             f"--disaggregation-transfer-backend {settings.transfer.disaggregation_transfer_backend}: only nixl is built."
         )
-    if settings.transfer.disaggregation_ib_device and model.device == "cpu":
-        found.append("--disaggregation-ib-device with --device cpu: a CPU worker's backend chooses its own path.")
+    if settings.transfer.disaggregation_ib_device:
+        found.append(
+            f"--disaggregation-ib-device {settings.transfer.disaggregation_ib_device} with "
+            f"--disaggregation-transfer-backend {settings.transfer.disaggregation_transfer_backend}: not built; the "
+            "backend chooses its devices."
+        )
     return found
 
 

@@ -62,9 +62,7 @@ def _machine() -> tuple[DeviceFacts, list[tuple[str, str]]]:
         ("nvidia-smi", shutil.which("nvidia-smi") or "absent"),
     ]
     if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        name = torch.cuda.get_device_name()
-        return DeviceFacts("cuda", free), [*facts, ("device", f"{name}, {free >> 20} of {total >> 20} MiB free")]
+        facts.append(("gpu", f"{torch.cuda.get_device_name()}: not used, steps on a GPU are not built"))
     free = _free_bytes()
     return DeviceFacts("cpu", free, num_sharing=2), [*facts, ("device", f"cpu, {free >> 20} MiB free")]
 

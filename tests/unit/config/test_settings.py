@@ -52,12 +52,10 @@ def test_defaults_have_no_conflicts() -> None:
             ["--max-total-tokens", "--page-size"],
         ),
         (
-            WorkerSettings(
-                model=ModelSettings(device="cpu"),
-                transfer=TransferSettings(disaggregation_ib_device="mlx5_0"),
-            ),
-            ["--disaggregation-ib-device", "--device"],
+            WorkerSettings(transfer=TransferSettings(disaggregation_ib_device="mlx5_0")),
+            ["--disaggregation-ib-device", "--disaggregation-transfer-backend"],
         ),
+        (WorkerSettings(model=ModelSettings(device="cuda")), ["--device cuda"]),
         (
             WorkerSettings(transfer=TransferSettings(disaggregation_transfer_backend="mooncake")),
             ["--disaggregation-transfer-backend mooncake: only nixl is built"],
