@@ -117,7 +117,7 @@ class ChaosRun:
         self._rng = Random(f"weather {seed}")
         self._with_states = with_states
         self._asked: list[_Asked] = []
-        self._traps = {trap: trap.countdown for trap in plan.traps}  # equal ones are one
+        self._traps = {trap: trap.countdown for trap in plan.traps}
         self._silent_until: dict[str, float] = {}
         self._loose: set[tuple[WorkerRef, TicketRef]] = set()
         self._next_turns: dict[str, tuple[Conversation, int, list[int]]] = {}
