@@ -3,6 +3,8 @@
     OMP_WAIT_POLICY=PASSIVE python benchmarks/executor_speed.py [--threads 1 2] [--dtype auto] [--json FILE]
 
 Every number is the best of several steps, so that neighbours on the machine disturb little; quote ratios of one run.
+Processor time stands beside the clock: on a busy machine, processor time over threads is what an idle one would take
+at best (its serial parts do not shrink with threads).
 """
 
 import argparse
@@ -11,6 +13,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,31 +35,39 @@ GREEDY = SamplingParams(temperature=0.0)
 PAGE_SIZE = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    wall_s: float
+    cpu_s: float  # of the whole process
+
+
 class Bench:
     def __init__(self, executor: TorchExecutor) -> None:
         self._executor = executor
         self._step_id = 0
 
-    def step_s(self, rows: list[Row]) -> float:
+    def step(self, rows: list[Row]) -> Cost:
         self._step_id += 1
+        began_cpu_s = time.process_time()
         self._executor.launch(Batch(self._step_id, tuple(rows)))
         while (output := self._executor.poll()) is None:
             time.sleep(0.0002)
-        return output.elapsed_s
+        return Cost(output.elapsed_s, time.process_time() - began_cpu_s)
 
-    def prefill_s(self, num_tokens: int, chunk: int) -> float:
+    def prefill(self, num_tokens: int, chunk: int) -> Cost:
         """A cold prompt through the first pages, in chunks."""
         pages = int32_array(range(pages_for(num_tokens, PAGE_SIZE)))
         starts = range(0, num_tokens, chunk)
         tokens = int32_array(np.arange(chunk) % 1000)
-        return sum(self.step_s([Row(0, tokens[: num_tokens - start], start, pages)]) for start in starts)
+        costs = [self.step([Row(0, tokens[: num_tokens - start], start, pages)]) for start in starts]
+        return Cost(sum(cost.wall_s for cost in costs), sum(cost.cpu_s for cost in costs))
 
-    def decode_s(self, batch: int, shared: int, private: int, steps: int) -> float:
+    def decode(self, batch: int, shared: int, private: int, steps: int) -> Cost:
         """Best step of `batch` rows that have `shared` tokens in common and `private` tokens each."""
         common = list(range(shared // PAGE_SIZE))
         own = pages_for(private + steps + 1, PAGE_SIZE)
         context = np.arange(shared + private + steps + 1) % 1000
-        best = np.inf
+        costs = []
         for step in range(steps):
             rows = []
             for i in range(batch):
@@ -65,8 +76,8 @@ class Bench:
                 pages = int32_array([*common, *range(first, first + own)])
                 tokens = int32_array(context[: start + 1] + i * (np.arange(start + 1) >= shared))
                 rows.append(Row(i, tokens[-1:], start, pages, SampleSpec(GREEDY, 0, step, tokens, start + 1)))
-            best = min(best, self.step_s(rows))
-        return best
+            costs.append(self.step(rows))
+        return Cost(min(cost.wall_s for cost in costs), min(cost.cpu_s for cost in costs))
 
 
 def products_s(executor: TorchExecutor, rows: int) -> float:
@@ -97,16 +108,27 @@ def measure(threads: int, dtype: str, num_prompt: int) -> list[dict[str, Any]]:
     bench = Bench(executor)
     rows: list[dict[str, Any]] = [{"threads": threads, "case": "load and warm up", "s": loaded_s}]
     for batch, shared, private in ((1, 0, 128), (1, 0, 2048), (8, 0, 128), (16, 0, 128), (8, 2048, 64), (16, 6144, 64)):
-        seconds = bench.decode_s(batch, shared, private, steps=8)
-        products = products_s(executor, batch)
+        cost = bench.decode(batch, shared, private, steps=8)
         case = f"decode {batch} x (shared {shared} + {private})"
-        rows.append({"threads": threads, "case": case, "s": seconds, "tok_s": batch / seconds, "products_s": products})
-    seconds = bench.prefill_s(num_prompt, 512)
+        rows.append(row(threads, case, batch, cost, products_s(executor, batch)))
+    cost = bench.prefill(num_prompt, 512)
     products = products_s(executor, 512) * num_prompt / 512
-    case = f"prefill {num_prompt} in chunks of 512"
-    rows.append({"threads": threads, "case": case, "s": seconds, "tok_s": num_prompt / seconds, "products_s": products})
+    rows.append(row(threads, f"prefill {num_prompt} in chunks of 512", num_prompt, cost, products))
     executor.close()
     return rows
+
+
+def row(threads: int, case: str, tokens: int, cost: Cost, products: float) -> dict[str, Any]:
+    return {
+        "threads": threads,
+        "case": case,
+        "s": cost.wall_s,
+        "cpu_s": cost.cpu_s,
+        "tok_s": tokens / cost.wall_s,
+        "cpu_tok_s": tokens * threads / cost.cpu_s,
+        "products_s": products,
+        "load": os.getloadavg()[0],
+    }
 
 
 def main() -> None:
@@ -125,10 +147,14 @@ def main() -> None:
     }
     print(facts)
     results = [row for threads in args.threads for row in measure(threads, args.dtype, args.prompt)]
-    for row in results:
-        speed = f"{row['tok_s']:8.1f} tok/s" if "tok_s" in row else " " * 14
-        share = f"  products alone {row['products_s'] / row['s']:.0%}" if "products_s" in row else ""
-        print(f"{row['threads']} threads  {row['case']:36} {row['s'] * 1e3:9.1f} ms {speed}{share}")
+    for one in results:
+        speed = ""
+        if "tok_s" in one:
+            speed = (
+                f"{one['tok_s']:8.1f} tok/s; processor {one['cpu_s'] * 1e3:9.1f} ms {one['cpu_tok_s']:8.1f} tok/s; "
+                f"products alone {one['products_s'] / one['s']:.0%}; load {one['load']:.1f}"
+            )
+        print(f"{one['threads']} threads  {one['case']:36} {one['s'] * 1e3:9.1f} ms {speed}")
     if args.json:
         args.json.write_text(json.dumps({"facts": facts, "results": results}, indent=1))
 
