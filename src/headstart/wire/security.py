@@ -39,7 +39,7 @@ class Security:
 def check_address(address: str, security: Security) -> None:
     """Raise WireError for an address that is malformed, or would leave this host unencrypted."""
     scheme, host = _split(address)
-    if scheme == "tcp" and security.keys is None and not security.insecure and not _is_loopback(host):
+    if scheme == "tcp" and security.keys is None and not security.insecure and not is_loopback(host):
         raise WireError(f"{address} leaves this host: give CURVE keys, or allow insecure sockets")
 
 
@@ -97,7 +97,8 @@ def _split(address: str) -> tuple[str, str]:
     return scheme, parts.hostname or ""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this machine's alone."""
     if host == "localhost":
         return True
     try:

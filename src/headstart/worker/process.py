@@ -39,7 +39,7 @@ from headstart.worker.loop import LoopParts, Vitals, WorkerLoop
 from headstart.worker.messenger import GATEWAY, Messenger
 from headstart.worker.parent import die_with_parent
 from headstart.worker.ports import OpenWiring, control_url, open_wiring, peer_url
-from headstart.worker.spec import WorkerSpec, default_names, read_spec, thread_environment
+from headstart.worker.spec import WorkerSpec, default_names, read_spec, thread_environment, transfer_environment
 from headstart.worker.wake import Waker
 
 JOIN_S = 1.0
@@ -72,7 +72,7 @@ def run_worker_process(spec: WorkerSpec) -> NoReturn:
 
 
 def _run(spec: WorkerSpec) -> Exit:
-    os.environ |= thread_environment(spec.num_threads)
+    os.environ |= thread_environment(spec.num_threads) | transfer_environment(spec.is_local)
     die_with_parent(spec.parent_pid)
     set_up_logging(spec.name or spec.role, spec.log.level, spec.log.as_json)
     refuse_conflicts(spec.settings)

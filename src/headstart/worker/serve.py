@@ -22,6 +22,7 @@ from headstart.model.info import parse_overrides, read_model_info
 from headstart.model.source import resolve_model
 from headstart.observe.logs import set_up_logging
 from headstart.wire.channels import TO_WORKER
+from headstart.wire.security import is_loopback
 from headstart.wire.sockets import Dealer
 from headstart.worker.child import Child
 from headstart.worker.launcher import Launcher, LauncherPorts
@@ -136,6 +137,7 @@ def _worker_child(plan: ServePlan, folder: Path, role: Role, name: str) -> Child
             num_sharing=num_workers,
             incarnation=incarnation,
             parent_pid=os.getpid(),
+            is_local=is_loopback(plan.gateway.control_host),
             log=plan.log,
         )
         return _argv("process"), encode_spec(spec)

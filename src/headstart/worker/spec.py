@@ -1,4 +1,5 @@
-"""What a process is started with: one JSON document on its standard input. Secrets thus never stand on a command line."""
+"""What a process is started with: one JSON document on its standard input, so that no child has a secret on its command
+line."""
 
 import os
 import socket
@@ -30,6 +31,7 @@ class WorkerSpec(Struct, frozen=True):
     num_sharing: int = 1  # workers whose pools share this machine's memory
     incarnation: int = 0  # 0: from the clock; a launcher chooses it, so that it can name the exit
     parent_pid: int = 0  # a process that this one must not outlive; 0: none
+    is_local: bool = False  # its whole cluster runs on this machine
     log: LogSpec = LogSpec()
 
 
@@ -65,6 +67,14 @@ def default_names(role: Role) -> list[str]:
     """Names a worker started by hand may take on this host, in order of preference."""
     host = socket.gethostname().split(".")[0]
     return [f"{role}-{host}-{index}" for index in range(64)]
+
+
+def transfer_environment(is_local: bool) -> dict[str, str]:
+    """Settings that must be in the environment before NIXL loads. Its data ports ask for no key and open on every
+    network interface: where the whole cluster is on this machine, on the loopback one alone."""
+    if not is_local or "UCX_NET_DEVICES" in os.environ:
+        return {}
+    return {"UCX_NET_DEVICES": "lo"}
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
