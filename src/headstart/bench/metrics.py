@@ -14,7 +14,6 @@ from headstart.bench.drive import Phase
 from headstart.bench.records import Record
 
 PERCENTILES = (90, 95, 99)
-LATENCIES = ("e2e_latency", "ttft", "tpot", "itl")
 CURVE_POINTS = 501
 
 
