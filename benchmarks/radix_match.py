@@ -1,6 +1,6 @@
 """What matching one long prompt costs: 50,000 tokens, page 16 and 64, over paths of 1 to 3,125 tree nodes.
 
-    python benchmarks/radix_match.py [--json]
+python benchmarks/radix_match.py [--json]
 """
 
 import argparse

@@ -46,7 +46,11 @@ def test_a_process_without_a_key_is_not(tmp_path: Path) -> None:
     assert not reaches(member(tmp_path, "a", new_cluster_key()), open_wiring(ClusterSettings()))
 
 
-@pytest.mark.parametrize("content", ["", "only-one", "two words that are no keys", new_cluster_key().split()[0] * 2])
+@pytest.mark.parametrize(
+    "content",
+    ["", "only-one", "two words that are no keys", new_cluster_key().split()[0] * 2],
+    ids=["nothing", "one word", "words", "keys run together"],  # the same in every process: keys are random
+)
 def test_a_malformed_key_file_is_refused_by_name(tmp_path: Path, content: str) -> None:
     with pytest.raises(ConfigError, match="--cluster-key"):
         member(tmp_path, "bad", content)
