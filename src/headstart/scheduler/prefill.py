@@ -103,7 +103,11 @@ class PrefillScheduler:
             return
         for worker in self._peers.former_incarnations(hello.worker):
             self._on_exited(worker)
-        self._ports.send(sender, self._peers.greet(hello))
+        answer = self._peers.greet(hello)
+        if answer is None:
+            self._counters["unreachable_callers"] += 1
+        else:
+            self._ports.send(sender, answer)
 
     def _on_prefill(self, sender: str, message: Prefill) -> None:
         key = sender, message.ref

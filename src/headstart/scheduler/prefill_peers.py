@@ -60,8 +60,10 @@ class PrefillPeers:
         newest = [p.worker.incarnation for p in self._peers.values() if p.worker.name == worker.name]
         return worker.incarnation < max(newest, default=0) or worker.incarnation <= self._exited.get(worker.name, -1)
 
-    def greet(self, hello: Hello) -> Message:
-        """Connect a decode worker and answer it. The answer to a repeated Hello is the same."""
+    def greet(self, hello: Hello) -> Message | None:
+        """Connect a decode worker and answer it. The answer to a repeated Hello is the same. None where its pool cannot
+        be reached now, as while writes of a lost connection have not ended: it will say Hello again, and a refusal would
+        be for good."""
         name = str(hello.worker)
         if mismatch := first_mismatch(self._kv_spec, hello.kv_spec):
             return Refused(self._worker, mismatch)
@@ -69,8 +71,8 @@ class PrefillPeers:
         if peer.descriptor != hello.descriptor:
             try:
                 self._transport.connect(name, hello.descriptor)
-            except TransferError as error:
-                return Refused(self._worker, f"cannot reach the KV pool of {name}: {error}")
+            except TransferError:
+                return None
             peer.descriptor = hello.descriptor
         limits = self._limits
         return Welcome(self._worker, limits.capacity_tokens, limits.credit_tokens, self._transport.descriptor())

@@ -11,6 +11,7 @@ from headstart.core.errors import ErrorCode
 from headstart.core.identity import cache_namespace
 from headstart.core.messages import (
     Drain,
+    Hello,
     KillRequest,
     PrefillDone,
     PrefillFailed,
@@ -87,6 +88,17 @@ def test_behaviour_48_and_75_a_mismatch_is_refused_with_both_values_and_both_liv
     call = rig.caller(WorkerRef("decode-1", 1)).call(1, prompt(9))
     rig.run()
     assert rig.callers["decode-1#1"].holds(call)
+
+
+def test_a_pool_that_cannot_be_reached_now_is_not_refused_for_good() -> None:
+    rig = Rig()
+    caller = rig.callers["decode-0#1"] = Caller(rig, DECODE)
+    caller.send(Hello(DECODE, spec_of(4), b"not a pool"))
+    assert caller.take_mail() == []
+    assert rig.counter("unreachable_callers") == 1
+    caller.hello()
+    (answer,) = caller.take_mail()
+    assert isinstance(answer, Welcome)
 
 
 def test_a_call_before_hello_is_refused_but_not_as_invalid() -> None:
