@@ -284,7 +284,8 @@ class LauncherHello(Message, frozen=True):
 
 
 class KillRequest(Message, frozen=True):
-    """Decode worker -> gateway -> launcher: this peer holds tickets past their deadline and does not answer."""
+    """Worker -> gateway -> launcher: this peer holds pages past their deadline, and only its end gives them back. A decode
+    worker says it of tickets that are not answered, a prefill worker of writes that do not end."""
 
     worker: WorkerRef
     reason: str

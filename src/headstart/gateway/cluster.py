@@ -42,12 +42,16 @@ class Cluster:
         self.registry = Registry(limits)
 
     def handle(self, sender: str, message: Word, now: float) -> list[Loss]:
-        """A worker speaks for itself alone, and only launchers tell of exits; others are counted and ignored."""
+        """A worker speaks for itself alone, only launchers tell of exits, and only members ask for a peer's end; others are
+        counted and ignored."""
         if not self._may_say(sender, message):
             self._counters["foreign_messages"] += 1
             return []
         match message:
             case Join():
+                if not self._fits(message):
+                    self._counters["misfit_joins"] += 1
+                    return []
                 replaced = self.registry.join(message, now)
                 return [] if replaced is None else [Loss(replaced, died=True)]
             case Heartbeat():
@@ -79,8 +83,14 @@ class Cluster:
             case WorkerExited():
                 return sender == LAUNCHER or sender in self._launchers
             case KillRequest():
-                return any(sender == str(record.ref) for record in self.registry.of_role(DECODE))
+                return any(sender == str(record.ref) for record in self.registry.all())
         return True
+
+    def _fits(self, join: Join) -> bool:
+        """Decode workers of a gateway serve one model: a choice may go to any of them, and go on at another."""
+        others = (record for record in self.registry.of_role(DECODE) if record.may_return)
+        ours = {record.join.kv_spec.model_fingerprint for record in others if record.ref.name != join.worker.name}
+        return join.role != DECODE or not ours or join.kv_spec.model_fingerprint in ours
 
     def _pass_on(self, message: WorkerExited) -> None:
         for record in self.registry.all():

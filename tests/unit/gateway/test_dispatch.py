@@ -5,12 +5,14 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import (
     Failed,
     Flush,
     Flushed,
+    Join,
     KillRequest,
     LauncherHello,
     Leave,
@@ -22,7 +24,7 @@ from headstart.core.messages import (
 from headstart.core.request import ChoiceRef, RequestStats
 from headstart.gateway.limits import DispatchLimits
 
-from .world import RecordingSink, World, make_request
+from .world import SPEC, RecordingSink, World, make_request
 
 
 def test_a_choice_is_served_and_ends_once():
@@ -410,6 +412,28 @@ def test_a_kill_request_reaches_the_launcher_that_started_the_worker():
     world.say(decode, KillRequest(WorkerRef("prefill-8", 1), "does not answer"))
     world.dispatcher.handle("nobody", KillRequest(decode, "mischief"))
     assert [to for to, _ in world.take(KillRequest)] == ["launcher-b", "launcher"]
+
+
+def test_a_prefill_worker_may_ask_for_the_end_of_a_decode_worker_that_stalls_its_writes():
+    world = World()
+    decode, prefill = world.join("decode-0"), world.join("prefill-0", role="prefill")
+    world.dispatcher.handle("launcher", LauncherHello(("decode-0", "prefill-0")))
+    world.say(prefill, KillRequest(decode, "pages are pinned by writes past their deadline"))
+    assert [(to, kill.worker) for to, kill in world.take(KillRequest)] == [("launcher", decode)]
+
+
+def test_a_decode_worker_of_another_model_gets_no_requests_while_one_of_ours_is_there():
+    world = World()
+    ours = world.join("decode-0")
+    other = WorkerRef("decode-1", 1)
+    spec = structs.replace(SPEC, model_fingerprint="another")
+    joining = Join(other, "decode", spec, "", 10_000)
+    world.say(other, joining)
+    assert world.dispatcher.registry.get(other) is None
+    assert world.dispatcher.counters["misfit_joins"] == 1
+    world.say(ours, Leave(ours))
+    world.say(other, joining)
+    assert world.dispatcher.registry.get(other) is not None
 
 
 def test_a_flush_asks_every_worker_and_is_refused_while_requests_run():
