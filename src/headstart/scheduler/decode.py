@@ -330,8 +330,7 @@ class DecodeScheduler:
     def _note_prefill(self, choice: Choice, num_tokens: int) -> None:
         """Tokens before the last one were computed here."""
         self._counters["local_prefill_tokens"] += num_tokens
-        if "first_token" not in choice.record.marks:
-            choice.record.num_computed += num_tokens
+        choice.record.add_computed(num_tokens)
 
     def _end(self, choice: Choice, code: ErrorCode, message: str) -> None:
         """End an unfinished choice in whatever state it is."""

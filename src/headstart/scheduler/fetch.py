@@ -108,7 +108,7 @@ class Fetching:
         choice.sequence.num_computed = min(call.start + call.num_arrived * board.page_size, call.end)
         board.commit(entry)
         if call.is_complete:
-            choice.record.num_computed += call.end - call.prefix_len
+            choice.record.add_computed(call.end - call.prefix_len)
             board.detach(entry)
             board.make_ready(choice, entry.lease, entry.hit_pages, chunked=False)
             choice.record.mark("ready", self._clock.now())
@@ -215,7 +215,7 @@ class Fetching:
         board, choice, call = self._board, entry.choice, entry.call
         choice.failed_on.add(call.worker)
         arrived = choice.sequence.num_computed
-        choice.record.num_computed += max(0, arrived - call.prefix_len) if arrived > call.start else 0
+        choice.record.add_computed(max(0, arrived - call.prefix_len) if arrived > call.start else 0)
         board.counters["prefill_retries"] += 1
         if choice.num_deaths >= MAX_DEATHS:
             board.leave(entry)

@@ -18,6 +18,11 @@ class Record:
     miss_reason: str = ""
     num_retractions: int = 0
 
+    def add_computed(self, num_tokens: int) -> None:
+        """What is computed again after the first token, for a retraction, is no cost of the prompt."""
+        if "first_token" not in self.marks:
+            self.num_computed += num_tokens
+
     def mark(self, event: str, now: float) -> None:
         self.marks.setdefault(event, now)
 
