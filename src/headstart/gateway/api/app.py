@@ -1,8 +1,5 @@
 """The HTTP application: routes, authentication, and errors in one shape."""
 
-import logging
-from collections.abc import Awaitable, Callable
-
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -18,9 +15,6 @@ from headstart.gateway.api.generate import prepare_chat, prepare_completion
 from headstart.gateway.api.run import run
 from headstart.gateway.meter import DispatchCollector
 from headstart.gateway.state import GatewayState
-
-log = logging.getLogger("headstart.gateway")
-Handler = Callable[[Request, Tenant], Awaitable[Response]]
 
 
 def create_app(state: GatewayState) -> FastAPI:

@@ -5,8 +5,6 @@ from typing import Any
 
 from headstart.gateway.api.errors import ApiError, invalid
 
-MISSING = object()
-
 
 class Fields:
     """A JSON object's fields. A field that is null counts as absent. `path` is where the object stands."""
