@@ -14,9 +14,13 @@ import re
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from headstart.core.arrays import Int32Array, int32_array
 from headstart.text.tokenizer import TextTokenizer
+
+MAX_BOUNDARIES = 1 << 14
+"""Special tokens of a render that are looked at. A client may send a million of them, and the event loop waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +107,9 @@ class TokenMemory:
         return end + max(_common_len(answer.text, rest) for answer in entry.answers)
 
     def _boundaries(self, namespace: bytes, render: str) -> Iterator[tuple[int, bytes]]:
-        """(end of a special token, hash of the render up to there), in order."""
+        """(end of a special token, hash of the render up to there), in order; of the first MAX_BOUNDARIES."""
         digest, done = _start(namespace), 0
-        for match in self._special.finditer(render):
+        for match in islice(self._special.finditer(render), MAX_BOUNDARIES):
             digest.update(render[done : match.end()].encode("utf-8", "surrogatepass"))
             done = match.end()
             yield done, digest.copy().digest()

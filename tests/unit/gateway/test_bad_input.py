@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from headstart.gateway.api.prompts import MAX_MESSAGES
+
 from .scripted import CONTEXT, ScriptedWorld, chat_body, completion_body, run
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -198,6 +200,17 @@ def test_a_prompt_is_judged_at_the_very_limit(over, status):
     if status == 400:
         assert_refused(reply, world, param="prompt")
         assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_ids_beyond_the_context_are_refused_for_their_number_unread():
+    reply, world = post(COMPLETIONS, json=completion_body(prompt=[1, *["no id"] * CONTEXT]))
+    assert_refused(reply, world)
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_more_messages_than_any_context_holds_are_refused_unread():
+    reply, world = post(CHAT, json=chat_body() | {"messages": [None] * (MAX_MESSAGES + 1)})
+    assert_refused(reply, world, param="messages")
 
 
 def test_a_conversation_beyond_the_context_is_refused():

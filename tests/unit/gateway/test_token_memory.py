@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text.small import CHATML, END, byte_level
 
-from headstart.gateway.token_memory import TokenMemory
+from headstart.gateway.token_memory import MAX_BOUNDARIES, TokenMemory
 from headstart.text.chat_template import ChatTemplate
 
 from .scripted import Script, ScriptedWorld, run
@@ -94,6 +94,17 @@ def test_a_later_edit_keeps_the_turns_before_it():
     recalled, ids = recalled_ids(memory, edited)
     assert ids[: len(known)] == known
     assert edited[recalled.divergence :].startswith("fox")
+
+
+def test_a_render_of_a_million_special_tokens_is_looked_at_in_part_only():
+    memory, messages, ids = remembered()
+    later = render([*messages, {"role": "assistant", "content": "Once upon a time"}])
+    end = next(
+        text for text in byte_level().special_texts if byte_level().encode(text, add_special_tokens=False) == [END]
+    )
+    recalled = memory.recall(NAMESPACE, later + end * 1_000_000)
+    assert recalled.ids == ids
+    assert len(list(memory._boundaries(NAMESPACE, end * 1_000_000))) == MAX_BOUNDARIES
 
 
 def test_tenants_do_not_share_memory():

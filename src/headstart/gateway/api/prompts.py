@@ -9,6 +9,7 @@ from headstart.gateway.model import ServedModel
 from headstart.text.tokenizer import TextTokenizer
 
 ROLES = ("system", "developer", "user", "assistant")
+MAX_MESSAGES = 1 << 14
 INLINE_CHARS = 20_000  # longer texts are encoded off the event loop
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
@@ -39,6 +40,8 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
     messages = fields.raw("messages")
     if not isinstance(messages, list) or not messages:
         raise fields.error("messages", "a non-empty list of messages")
+    if len(messages) > MAX_MESSAGES:
+        raise fields.error("messages", f"a list of at most {MAX_MESSAGES} messages")
     return [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -91,7 +94,8 @@ async def read_prompts(fields: Fields, model: ServedModel, max_prompts: int) -> 
         if isinstance(item, str):
             ids = await encode(model.tokenizer, item, add_special_tokens=True, name=name) if item else []
         elif isinstance(item, list):
-            check_token_ids(item, vocab_size, name)
+            if len(item) <= model.bounds.context_len:  # longer ones are refused for their length, unread
+                check_token_ids(item, vocab_size, name)
             ids = item
         else:
             raise invalid(f"'{name}' must be {wanted}", name, "invalid_value")
