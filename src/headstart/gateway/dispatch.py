@@ -324,6 +324,8 @@ class Dispatcher:
         choice.num_setbacks += 1
         if (completion := choice.completion()) is not None:
             self._finish(choice, completion)
+        elif now >= choice.deadline:
+            self._fail(choice, ErrorCode.DEADLINE, "the request's deadline has passed")
         elif len(choice.died) >= 2:
             self._fail(choice, ErrorCode.WORKER_LOST, "two workers died while they served this request")
         elif choice.num_setbacks >= self._limits.max_setbacks:

@@ -436,6 +436,19 @@ def test_a_decode_worker_of_another_model_gets_no_requests_while_one_of_ours_is_
     assert world.dispatcher.registry.get(other) is not None
 
 
+def test_a_refusal_after_the_deadline_is_not_handed_on_but_ends_the_choice_by_its_deadline():
+    world = World()
+    world.join("decode-0")
+    world.join("decode-1")
+    sink = world.submit()
+    to, submit = world.submitted()
+    world.clock.time += submit.request.remaining_s
+    world.reject(WorkerRef(to.partition("#")[0], 1), submit.request.ref, ErrorCode.BUSY)
+    assert [failed.code for failed in sink.failed] == [ErrorCode.DEADLINE]
+    assert world.take(Submit) == []
+    world.check()
+
+
 def test_a_flush_asks_every_worker_and_is_refused_while_requests_run():
     world = World()
     workers = [world.join("decode-0"), world.join("prefill-0", role="prefill")]
