@@ -3,6 +3,7 @@
 Nothing here knows of requests. Every call returns the workers that were lost by it; the dispatcher moves their work.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,6 +20,8 @@ from headstart.core.messages import (
 )
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.registry import Registry, WorkerState
+
+log = logging.getLogger("headstart.gateway")
 
 LAUNCHER = "launcher"
 DECODE = "decode"
@@ -39,6 +42,7 @@ class Cluster:
         self._send = send
         self._counters = counters
         self._launchers: dict[str, tuple[str, ...]] = {}
+        self._turned_away: set[WorkerRef] = set()
         self.registry = Registry(limits)
 
     def handle(self, sender: str, message: Word, now: float) -> list[Loss]:
@@ -50,8 +54,9 @@ class Cluster:
         match message:
             case Join():
                 if not self._fits(message):
-                    self._counters["misfit_joins"] += 1
-                    return []
+                    return self._turn_away(message.worker, "misfit_joins", "decode workers here serve another model")
+                if self.registry.is_contested(message.worker, now):
+                    return self._turn_away(message.worker, "contested_names", "another living process has its name")
                 replaced = self.registry.join(message, now)
                 return [] if replaced is None else [Loss(replaced, died=True)]
             case Heartbeat():
@@ -85,6 +90,14 @@ class Cluster:
             case KillRequest():
                 return any(sender == str(record.ref) for record in self.registry.all())
         return True
+
+    def _turn_away(self, worker: WorkerRef, counter: str, reason: str) -> list[Loss]:
+        """It repeats its Join, and is taken in once the reason is gone."""
+        self._counters[counter] += 1
+        if worker not in self._turned_away:
+            self._turned_away.add(worker)
+            log.warning("worker not taken in", extra={"worker": str(worker), "reason": reason})
+        return []
 
     def _fits(self, join: Join) -> bool:
         """Decode workers of a gateway serve one model: a choice may go to any of them, and go on at another."""

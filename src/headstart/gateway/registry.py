@@ -60,6 +60,14 @@ class Registry:
         self._ended: dict[str, int] = {}  # name -> latest incarnation known to have ended
         self._judged_at: float | None = None
 
+    def is_contested(self, ref: WorkerRef, now: float) -> bool:
+        """Whether another incarnation of this name was heard a moment ago and is not known to have ended: then two
+        processes have one name, where no lock could see both, and neither proves anything of the other."""
+        known = self._records.get(ref.name)
+        if known is None or known.ref == ref or known.state is WorkerState.ENDED:
+            return False
+        return now - known.heard_at <= self._limits.suspect_after_s
+
     def join(self, message: Join, now: float) -> WorkerRef | None:
         """Take a worker in; returns the earlier incarnation it replaces, which has ended. Repeats change nothing."""
         ref = message.worker

@@ -195,8 +195,27 @@ def test_a_later_incarnation_alone_proves_that_the_former_is_gone():
     world.join("decode-0")
     world.submit()
     world.submitted()
+    world.beating.clear()
+    world.run(1.5)
+    world.take(Submit)
     again = world.join("decode-0", incarnation=2)
     assert world.submitted()[0] == str(again)
+
+
+def test_a_later_incarnation_proves_nothing_while_the_former_is_heard():
+    """Two hosts, two containers, two users: no lock sees both, and both may write."""
+    world = World()
+    former = world.join("prefill-0", role="prefill")
+    later = WorkerRef("prefill-0", 2)
+    for _ in range(20):
+        world.beat(former)
+        world.say(later, Join(later, "prefill", SPEC, "tcp://elsewhere", 1000))
+        world.run(0.5)
+    assert world.dispatcher.registry.get(former).is_alive
+    assert world.dispatcher.counters["contested_names"] == 20
+    world.dispatcher.handle("launcher", WorkerExited(former, -9))
+    world.say(later, Join(later, "prefill", SPEC, "tcp://elsewhere", 1000))
+    assert world.dispatcher.registry.get(later).is_alive
 
 
 def test_tokens_already_complete_when_the_worker_dies_finish_the_choice():
