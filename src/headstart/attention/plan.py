@@ -18,6 +18,7 @@ device. A plan therefore holds for later steps until a row comes, goes, or outgr
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +35,7 @@ N_Q = 4
 ORDINAL = 5  # the slot of query token t is slot_ptr[t] + ORDINAL
 FLAGS = 6
 ITEM_WIDTH = 8
-_END = 7  # the end of the range an item is cut from
+_END = 7  # the end of what an item is cut from
 
 OPEN = 1  # ends at the KV length of SRC_ROW
 CAUSAL = 2  # a key is seen by query tokens at its position and later
@@ -75,27 +76,25 @@ class Plan:
         return int(self.slot_ptr[-1])
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranges:
+class _Ranges(NamedTuple):
     """What items are cut from: the shared segments, then each row's private one, rows in `segments.order`."""
 
     segments: Segments
-    starts: Int64Array  # [rows] in row order
-    q_lens: Int64Array  # [rows] in row order
+    parent: Int64Array  # [ranges] the segment that ends where this begins, or -1
     tok0: Int64Array  # [ranges]
     length: Int64Array  # [ranges] tokens
     q_lo: Int64Array  # [ranges] query tokens q_list[q_lo : q_lo + num_q]
     num_q: Int64Array  # [ranges]
     tiles: Int64Array  # [ranges] tiles of query tokens
+    num_shared: int
     one_each: bool  # every row has one query token
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
+class _Cut(NamedTuple):
     """How each range is cut."""
 
     size: Int64Array  # [ranges] tokens of a chunk
-    count: Int64Array  # [ranges] chunks
+    num_chunks: Int64Array  # [ranges]
     ordinal: Int64Array  # [ranges] ordinal of the first
 
 
@@ -112,15 +111,14 @@ def build_plan(
     table are compared. Raises ValueError if items or slots exceed the tiling's bounds even at one chunk a segment.
     """
     prefixes = prefixes or PrefixOrder()
-    longest = int((starts + q_lens).max(initial=1))
     chunk = tiling.exact_chunk
     unit = chunk if tiling.deterministic else 1
     segments = find_segments(tables, starts, tiling.page_size, tiling.min_share, unit, prefixes)
     ranges = _ranges(segments, starts, q_lens, tiling)
     if not tiling.deterministic:
         chunk = _choose_chunk(ranges, tiling)
-    while (plan := _try_plan(ranges, tiling, chunk)) is None:
-        if chunk >= longest:
+    while (plan := _try_plan(ranges, starts, q_lens, tiling, chunk)) is None:
+        if chunk >= int((starts + q_lens).max()):
             raise ValueError(f"bounds of {tiling.max_items} items and {tiling.max_slots} slots are too small")
         chunk *= 2
         if tiling.deterministic:
@@ -131,21 +129,24 @@ def build_plan(
 
 def _ranges(segments: Segments, starts: Int64Array, q_lens: Int64Array, tiling: Tiling) -> _Ranges:
     order = segments.order
-    q_ptr = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(q_lens[order], out=q_ptr[1:])
-    tok0 = np.concatenate([segments.tok0, segments.private0[order]], dtype=np.int64)
-    q_lo = np.concatenate([q_ptr[segments.lo], q_ptr[:-1]])
-    num_q = np.concatenate([q_ptr[segments.hi], q_ptr[1:]]) - q_lo
+    parent = np.concatenate((segments.parent, segments.last))
+    tok0 = segments.end_of(parent)
+    q_ptr = np.arange(len(order) + 1)
+    one_each = not np.count_nonzero(q_lens > 1)
+    if not one_each:
+        q_lens[order].cumsum(out=q_ptr[1:])
+    q_lo = np.concatenate((q_ptr[segments.lo], q_ptr[:-1]))
+    num_q = np.concatenate((q_ptr[segments.hi], q_ptr[1:])) - q_lo
     return _Ranges(
         segments,
-        starts,
-        q_lens,
-        tok0=tok0,
-        length=np.concatenate([segments.tok1, (starts + q_lens)[order]]) - tok0,
+        parent,
+        tok0,
+        length=np.concatenate((segments.tok1, (starts + q_lens)[order])) - tok0,
         q_lo=q_lo,
         num_q=num_q,
         tiles=(num_q + (tiling.q_tile - 1)) // tiling.q_tile,
-        one_each=int(q_ptr[-1]) == len(order),
+        num_shared=len(segments.lo),
+        one_each=one_each,
     )
 
 
@@ -158,7 +159,7 @@ def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
     total = int(ranges.length @ ranges.tiles)
     sizes = [1 << i for i in range(tiling.min_chunk.bit_length() - 1, tiling.max_chunk.bit_length())]
     sizes += [-(-total // (wave * waves * page)) * page for waves in (1, 2)]
-    chunks = [min(max(size, tiling.min_chunk), tiling.max_chunk) for size in sizes]
+    chunks = list(dict.fromkeys(min(max(size, tiling.min_chunk), tiling.max_chunk) for size in sizes))
     num_items = np.ceil(ranges.length / np.array(chunks, np.float64)[:, None]) @ ranges.tiles
 
     def cost(choice: tuple[int, float]) -> float:
@@ -169,55 +170,57 @@ def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
     return min(zip(chunks, num_items.tolist(), strict=True), key=cost)[0]
 
 
-def _try_plan(ranges: _Ranges, tiling: Tiling, chunk: int) -> Plan | None:
+def _try_plan(ranges: _Ranges, starts: Int64Array, q_lens: Int64Array, tiling: Tiling, chunk: int) -> Plan | None:
     """Plan with items of at most `chunk` tokens, or None where it exceeds the bounds."""
     cut = _cut(ranges, tiling, chunk)
-    if int(cut.count @ ranges.tiles) > tiling.max_items:
+    if int(cut.num_chunks @ ranges.tiles) > tiling.max_items:
         return None
     order = ranges.segments.order
-    private = slice(len(ranges.segments.lo), None)
+    private = slice(ranges.num_shared, None)
     if ranges.one_each:
-        q_list, row_of, pos_of = order, np.arange(len(order), dtype=np.int32), ranges.starts.astype(np.int32)
-        slots = cut.ordinal[private] + cut.count[private]
+        q_list, row_of, pos_of = order, np.arange(len(order)), starts
+        slots = cut.ordinal[private] + cut.num_chunks[private]
     else:
-        q_list, row_of, pos_of, slots = _query_tokens(ranges, cut, tiling.q_tile)
+        q_list, row_of, pos_of, slots = _query_tokens(ranges, starts, q_lens, cut, tiling.q_tile)
     slot_ptr = np.zeros(len(q_list) + 1, np.int32)
     slot_ptr[1:][q_list] = slots
-    np.cumsum(slot_ptr, out=slot_ptr)
+    slot_ptr.cumsum(out=slot_ptr)
     if slot_ptr[-1] > tiling.max_slots:
         return None
     tail_limit = np.empty(len(order), np.int32)
-    tail_limit[order] = ranges.tok0[private] + (cut.count[private] - 1) * cut.size[private] + chunk
+    tail_limit[order] = ranges.tok0[private] + (cut.num_chunks[private] - 1) * cut.size[private] + chunk
     return Plan(
         items=_items(ranges, cut, tiling.q_tile),
-        q_list=q_list,
+        q_list=q_list.astype(np.int32),
         slot_ptr=slot_ptr,
-        row_of=row_of,
-        pos_of=pos_of,
+        row_of=row_of.astype(np.int32),
+        pos_of=pos_of.astype(np.int32),
         tail_limit=tail_limit,
         segments=ranges.segments,
         chunk=chunk,
     )
 
 
-def _query_tokens(ranges: _Ranges, cut: _Cut, q_tile: int) -> tuple[Int32Array, Int32Array, Int32Array, Int64Array]:
+def _query_tokens(
+    ranges: _Ranges, starts: Int64Array, q_lens: Int64Array, cut: _Cut, q_tile: int
+) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
     """`q_list`, `row_of`, `pos_of`, and by place in q_list the slots of a token.
 
     A token has a slot for each chunk on its path and for those of its own that its tile reads.
     """
     order = ranges.segments.order
-    num_q = ranges.q_lens[order]
-    place = np.repeat(np.arange(len(order)), num_q)  # of each token's row in the order
-    index = np.arange(len(place)) - ranges.q_lo[-len(order) :][place]
-    first = np.cumsum(ranges.q_lens) - ranges.q_lens
+    num_q = q_lens[order]
+    place = np.arange(len(order)).repeat(num_q)  # of each token's row in the order
+    private = ranges.num_shared + place
+    index = np.arange(len(place)) - ranges.q_lo[private]
+    first = q_lens.cumsum() - q_lens
     q_list = first[order[place]] + index
-    private = len(ranges.segments.lo) + place
     tile_end = np.minimum((index // q_tile + 1) * q_tile, num_q[place])
     seen = ranges.length[private] - num_q[place] + tile_end
     slots = cut.ordinal[private] - seen // -cut.size[private]
-    row_of = np.repeat(np.arange(len(order), dtype=np.int32), ranges.q_lens)
-    pos_of = np.arange(len(place)) + (ranges.starts - first)[row_of]
-    return q_list.astype(np.int32), row_of, pos_of.astype(np.int32), slots
+    row_of = np.arange(len(order)).repeat(q_lens)
+    pos_of = np.arange(len(place)) + (starts - first)[row_of]
+    return q_list, row_of, pos_of, slots
 
 
 def _cut(ranges: _Ranges, tiling: Tiling, chunk: int) -> _Cut:
@@ -225,15 +228,14 @@ def _cut(ranges: _Ranges, tiling: Tiling, chunk: int) -> _Cut:
     if tiling.deterministic:
         size = np.full(len(count), chunk)
     else:  # equal parts of whole pages
-        page = tiling.page_size
-        size = (ranges.length + (count * page - 1)) // (count * page) * page
+        pages = count * tiling.page_size
+        size = (ranges.length + (pages - 1)) // pages * tiling.page_size
         count = (ranges.length + (size - 1)) // size
+    path_len = [0] * (ranges.num_shared + 1)  # chunks up to each segment's end; the last entry stands for "no parent"
     parents = ranges.segments.parent.tolist()
-    path_len = [0] * (len(parents) + 1)  # chunks up to each segment's end; the last entry stands for "no parent"
     for i, (parent, chunks) in enumerate(zip(parents, count[: len(parents)].tolist(), strict=True)):
         path_len[i] = path_len[parent] + chunks
-    parent_of = np.concatenate([ranges.segments.parent, ranges.segments.row_parent[ranges.segments.order]])
-    return _Cut(size, count, ordinal=np.array(path_len)[parent_of])
+    return _Cut(size, count, ordinal=np.array(path_len)[ranges.parent])
 
 
 def _items(ranges: _Ranges, cut: _Cut, q_tile: int) -> Int32Array:
@@ -241,48 +243,42 @@ def _items(ranges: _Ranges, cut: _Cut, q_tile: int) -> Int32Array:
 
     Tiles of the same keys are neighbours, so all but the first find them in the cache.
     """
-    segments = ranges.segments
-    num_shared = len(segments.lo)
-    causal = ranges.num_q[num_shared:] > 1
-    by_range = np.zeros((ITEM_WIDTH, len(cut.count)), np.int32)
-    by_range[SRC_ROW, :num_shared] = segments.order[segments.lo]
-    by_range[SRC_ROW, num_shared:] = segments.order
-    by_range[TOK0] = ranges.tok0
-    by_range[N_TOK] = cut.size
-    by_range[Q_OFF] = ranges.q_lo
-    by_range[N_Q] = ranges.num_q
-    by_range[ORDINAL] = cut.ordinal
+    segments, num_shared = ranges.segments, ranges.num_shared
+    by_range = np.zeros((len(cut.num_chunks), ITEM_WIDTH), np.int32)
+    by_range[:num_shared, SRC_ROW] = segments.order[segments.lo]
+    by_range[num_shared:, SRC_ROW] = segments.order
+    by_range[:, TOK0] = ranges.tok0
+    by_range[:, N_TOK] = cut.size
+    by_range[:, Q_OFF] = ranges.q_lo
+    by_range[:, N_Q] = ranges.num_q
+    by_range[:, ORDINAL] = cut.ordinal
     if not ranges.one_each:
-        by_range[FLAGS, num_shared:] = causal * CAUSAL
-    by_range[_END] = ranges.tok0 + ranges.length
-    longest_first = np.argsort(-cut.size, kind="stable")
-    total = (cut.count * ranges.tiles)[longest_first]
-    ends = np.cumsum(total)
-    items = by_range.take(np.repeat(longest_first, total), axis=1)
-    chunk_index = np.arange(items.shape[1], dtype=np.int32) - np.repeat((ends - total).astype(np.int32), total)
-    if int(ranges.tiles.max(initial=1)) > 1:
-        tiles = np.repeat(ranges.tiles[longest_first].astype(np.int32), total)
-        chunk_index, tile_index = np.divmod(chunk_index, tiles)
-        items[Q_OFF] += tile_index * q_tile
-        items[N_Q] = np.minimum(items[N_Q] - tile_index * q_tile, q_tile)
-    items[TOK0] += chunk_index * items[N_TOK]
-    items[ORDINAL] += chunk_index
-    np.minimum(items[N_TOK], items[_END] - items[TOK0], out=items[N_TOK])
-    last = np.empty(len(total), np.int64)
-    last[longest_first] = ends - 1
-    last = last[num_shared:]
-    items[FLAGS, last if ranges.one_each else last[~causal]] = OPEN
-    if not ranges.one_each:
-        items = _clip_causal(items, q_hi=np.repeat((ranges.q_lo + ranges.num_q)[longest_first], total))
-    return np.ascontiguousarray(items.T)
+        by_range[num_shared:, FLAGS] = (ranges.num_q[num_shared:] > 1) * CAUSAL
+    by_range[:, _END] = ranges.tok0 + ranges.length
+    longest_first = (-cut.size).argsort(kind="stable")
+    total = (cut.num_chunks * ranges.tiles)[longest_first]
+    ends = total.cumsum()
+    items = by_range.take(longest_first.repeat(total), axis=0)
+    chunk_index = np.arange(len(items), dtype=np.int32) - (ends - total).astype(np.int32).repeat(total)
+    if tiled := np.count_nonzero(ranges.tiles > 1):
+        chunk_index, tile_index = np.divmod(chunk_index, ranges.tiles[longest_first].astype(np.int32).repeat(total))
+        _narrow_to_tiles(items, tile_index, q_tile)
+    items[:, TOK0] += chunk_index * items[:, N_TOK]
+    items[:, ORDINAL] += chunk_index
+    np.minimum(items[:, N_TOK], items[:, _END] - items[:, TOK0], out=items[:, N_TOK])
+    opens = (ranges.num_q == 1)[longest_first]
+    items[ends[opens] - 1, FLAGS] = OPEN
+    return items[items[:, N_TOK] > 0] if tiled else items
 
 
-def _clip_causal(items: Int32Array, q_hi: Int64Array) -> Int32Array:
-    """A causal tile reads no further than its last query token."""
-    unseen = q_hi - (items[Q_OFF] + items[N_Q])
-    last_seen = items[_END] - np.where(items[FLAGS] & CAUSAL, unseen, 0)
-    np.minimum(items[N_TOK], last_seen - items[TOK0], out=items[N_TOK], casting="unsafe")
-    return items[:, items[N_TOK] > 0]
+def _narrow_to_tiles(items: Int32Array, tile_index: Int32Array, q_tile: int) -> None:
+    """Leave each item the query tokens of one tile. A causal tile reads no further than its last one."""
+    first = tile_index * q_tile
+    num_q = np.minimum(items[:, N_Q] - first, q_tile)
+    unseen = items[:, N_Q] - (first + num_q)
+    items[:, _END] -= np.where(items[:, FLAGS] == CAUSAL, unseen, 0)
+    items[:, Q_OFF] += first
+    items[:, N_Q] = num_q
 
 
 class Planner:
@@ -301,7 +297,8 @@ class Planner:
         Page tables must be fresh arrays after every change, never edited in place.
         """
         if self._plan is None or not self._holds(self._plan, tables, kv_lens):
-            ones = np.ones(len(tables), np.int64)
+            ones = np.empty(len(tables), np.int64)
+            ones.fill(1)
             self._plan = build_plan(tables, kv_lens - 1, ones, self._tiling, self._prefixes)
             self._kv_lens = kv_lens.copy()
             self._tables = tuple(tables)
@@ -310,7 +307,7 @@ class Planner:
     def _holds(self, plan: Plan, tables: Sequence[Int32Array], kv_lens: Int64Array) -> bool:
         if len(tables) != len(self._tables):
             return False
-        if (kv_lens > plan.tail_limit).any() or (kv_lens < self._kv_lens).any():
+        if np.count_nonzero(kv_lens > plan.tail_limit) or np.count_nonzero(kv_lens < self._kv_lens):
             return False
         for row, (table, planned) in enumerate(zip(tables, self._tables, strict=True)):
             if table is not planned:

@@ -5,9 +5,11 @@ the common length of neighbours then gives the whole tree, to any depth (its nod
 common length stays above a bound).
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
 
 import numpy as np
@@ -22,14 +24,24 @@ Int64Array = NDArray[np.int64]
 class Segments:
     """Ranges of tokens and the rows that read them. A row reads the segments on its path, then its private one."""
 
-    order: Int32Array  # [rows] permutation that puts rows with a common prefix next to each other
-    lo: Int32Array  # [segments] read by rows order[lo:hi]
-    hi: Int32Array  # [segments]
-    tok0: Int32Array  # [segments] tokens [tok0, tok1) of any of these rows' page tables
-    tok1: Int32Array  # [segments]
-    parent: Int32Array  # [segments] the segment that ends at tok0, or -1; parents come first
-    row_parent: Int32Array  # [rows] by row: the last shared segment on its path, or -1
-    private0: Int32Array  # [rows] by row: where its private segment begins
+    order: Int64Array  # [rows] permutation that puts rows with a common prefix next to each other
+    lo: Int64Array  # [segments] read by rows order[lo:hi]
+    hi: Int64Array  # [segments]
+    tok0: Int64Array  # [segments] tokens [tok0, tok1) of any of these rows' page tables
+    tok1: Int64Array  # [segments]
+    parent: Int64Array  # [segments] the segment that ends at tok0, or -1; parents come first
+    last: Int64Array  # [rows] the last segment that row order[i] shares, or -1
+
+    @property
+    def private0(self) -> Int64Array:
+        """[rows] by row: where its private segment begins."""
+        begins = np.zeros(len(self.order), np.int64)
+        begins[self.order] = self.end_of(self.last)
+        return begins
+
+    def end_of(self, segments: Int64Array) -> Int64Array:
+        """Where each of `segments` ends; 0 for -1."""
+        return np.concatenate((self.tok1, [0]))[segments]
 
 
 class PrefixOrder:
@@ -39,62 +51,86 @@ class PrefixOrder:
     """
 
     def __init__(self) -> None:
-        self._ids: list[int] = []  # of the tables, in order
-        self._keys: list[bytes] = []  # their bytes
-        self._common: list[int] = []  # leading pages each has in common with the one before it
-        self._held: dict[int, Int32Array] = {}  # holding a table keeps its id its own
+        # In order, four of each:
+        self._tables: list[Int32Array] = []  # holding a table keeps its id its own
+        self._ids = array("q")
+        self._keys: list[bytes] = []  # bytes of the tables
+        self._common = array("q")  # leading pages each has in common with the one before it
 
-    def sort(self, tables: Sequence[Int32Array]) -> tuple[list[int], list[int]]:
+    def sort(self, tables: Sequence[Int32Array]) -> tuple[Int64Array, Int64Array]:
         """Rows in order, and the leading pages each has in common with the row before it; 0 for the first."""
-        row_of = dict(zip(map(id, tables), range(len(tables)), strict=True))
-        if len(row_of) < len(tables):  # rows with one table between them
-            return self.sort([table if row_of[id(table)] == row else table.copy() for row, table in enumerate(tables)])
-        gone = self._held.keys() - row_of.keys()
-        new = [tables[row_of[i]] for i in row_of.keys() - self._held.keys()]
+        ids = np.fromiter(map(id, tables), np.int64, len(tables))
+        by_id = ids.argsort()
+        ids = ids[by_id]
+        new, gone = self._changes(ids)
+        if len(new) and np.count_nonzero(ids[1:] == ids[:-1]):  # rows with one table between them
+            first_row = dict(zip(reversed(ids.tolist()), reversed(by_id.tolist()), strict=True))
+            return self.sort([t if first_row[id(t)] == row else t.copy() for row, t in enumerate(tables)])
         if 4 * len(new) > len(tables):
             self._start(tables)
         else:
-            for table in new:
-                self._insert(table, gone)
+            for row in by_id[new].tolist():
+                self._insert(tables[row], gone)
             for table_id in gone:
                 self._remove(table_id)
-        return [row_of[i] for i in self._ids], self._common
+        return by_id[ids.searchsorted(np.array(self._ids))], np.array(self._common)
+
+    def _changes(self, ids: Int64Array) -> tuple[Int64Array, set[int]]:
+        """Places in sorted `ids` of what is not held yet, and the ids that are held and not in `ids`."""
+        held = np.array(self._ids)
+        if not len(ids):
+            return ids, set(held.tolist())
+        at = np.minimum(ids.searchsorted(held), len(ids) - 1)
+        stays = ids[at] == held
+        known = np.zeros(len(ids), np.bool_)
+        known[at[stays]] = True
+        return (~known).nonzero()[0], set(held[~stays].tolist())
 
     def _start(self, tables: Sequence[Int32Array]) -> None:
-        keyed = sorted(((table.tobytes(), id(table)) for table in tables), key=itemgetter(0))
+        keyed = sorted(zip([table.tobytes() for table in tables], tables, strict=True), key=itemgetter(0))
         self._keys = [key for key, _ in keyed]
-        self._ids = [i for _, i in keyed]
-        self._common = _common_pages(self._keys)
-        self._held = {id(table): table for table in tables}
+        self._tables = [table for _, table in keyed]
+        self._ids = array("q", map(id, self._tables))
+        self._common = array("q", _common_of_each(self._keys))
 
     def _insert(self, table: Int32Array, gone: set[int]) -> None:
         """Put a new table in place. If it is one of `gone` with pages added, it takes that one's place."""
         key = table.tobytes()
         at = bisect_left(self._keys, key)
         after = self._common[at] if at < len(self._keys) else 0
-        self._held[id(table)] = table
         if at and self._ids[at - 1] in gone and key.startswith(self._keys[at - 1]):
             num_pages = len(self._keys[at - 1]) // 4
             if self._common[at - 1] < num_pages > after:  # its neighbours differ before the pages added
                 gone.remove(self._ids[at - 1])
-                del self._held[self._ids[at - 1]]
-                self._ids[at - 1], self._keys[at - 1] = id(table), key
+                self._tables[at - 1], self._ids[at - 1], self._keys[at - 1] = table, id(table), key
                 return
+        if at < len(self._keys):
+            self._common[at] = _common_pages(key, self._keys[at])
+        self._common.insert(at, _common_pages(self._keys[at - 1], key) if at else 0)
+        self._tables.insert(at, table)
         self._ids.insert(at, id(table))
         self._keys.insert(at, key)
-        first = max(at - 1, 0)
-        self._common[at : at + 1] = _common_pages(self._keys[first : at + 2])[at - first :]
 
     def _remove(self, table_id: int) -> None:
         at = self._ids.index(table_id)
         common = self._common.pop(at)
         if at < len(self._common):
             self._common[at] = min(self._common[at], common)
-        del self._ids[at], self._keys[at], self._held[table_id]
+        del self._tables[at], self._ids[at], self._keys[at]
 
 
-def _common_pages(keys: list[bytes]) -> list[int]:
-    """Leading page ids (4 bytes each) that each key has in common with the one before it; 0 for the first."""
+def _common_pages(key: bytes, other: bytes) -> int:
+    """Leading page ids (4 bytes each) that two keys have in common."""
+    num_pages = min(len(key), len(other)) // 4
+    if num_pages == 0:
+        return 0
+    differs = np.frombuffer(key, np.int32, num_pages) != np.frombuffer(other, np.int32, num_pages)
+    first = int(differs.argmax())
+    return first if differs[first] else num_pages
+
+
+def _common_of_each(keys: list[bytes]) -> list[int]:
+    """Leading page ids that each key has in common with the one before it; 0 for the first."""
     lens = np.array([len(key) for key in keys]) // 4
     width = int(lens.max(initial=0))
     if width == 0:
@@ -123,46 +159,42 @@ def find_segments(
     read by each row itself. With the `prefixes` of earlier calls only rows whose page table is new are compared.
     """
     order, common = (prefixes or PrefixOrder()).sort(tables)
-    order_array = np.array(order, np.int32)
-    limit = shareable[order_array]
-    ends = np.array(common, np.int64) * page_size
-    ends[1:] = np.minimum(np.minimum(ends[1:], limit[1:]), limit[:-1])
-    unit = max(unit, page_size)
-    shared, last = _shared_ranges((ends // unit * unit).tolist(), max(min_share, 1))
-    lo, hi, tok0, tok1, parent = np.array(shared, np.int32).reshape(-1, 5).T
-    row_parent = np.empty(len(order), np.int32)
-    row_parent[order_array] = last
-    ends_of = np.zeros(len(shared) + 1, np.int32)  # the last entry is for rows that share nothing
-    ends_of[:-1] = tok1
-    private0 = ends_of[row_parent]
-    return Segments(order_array, lo, hi, tok0, tok1, parent, row_parent, private0)
+    limit = shareable[order]
+    ends = common * page_size
+    np.minimum(ends[1:], np.minimum(limit[1:], limit[:-1]), out=ends[1:])
+    ends -= ends % max(unit, page_size)
+    shared = _shared_ranges(ends, max(min_share, 1))
+    lo, hi, tok0, tok1, parent = map(np.array, zip(*shared, strict=True)) if shared else [np.zeros(0, np.int64)] * 5
+    last = np.empty(len(order), np.int64)
+    last.fill(-1)
+    for i, (row0, row1, _, _, _) in enumerate(shared):
+        last[row0:row1].fill(i)
+    return Segments(order, lo, hi, tok0, tok1, parent, last)
 
 
-def _shared_ranges(ends: list[int], min_share: int) -> tuple[list[tuple[int, int, int, int, int]], list[int]]:
+def _shared_ranges(ends: Int64Array, min_share: int) -> list[tuple[int, int, int, int, int]]:
     """Tree of shared ranges over sorted rows, of which i - 1 and i have `ends[i]` tokens in common.
 
-    Returns (lo, hi, tok0, tok1, parent) of the ranges kept, parents first, and the last range of each sorted row.
+    Returns (lo, hi, tok0, tok1, parent) of the ranges kept, parents first.
     """
     kept: list[tuple[int, int, int, int, int]] = []
-    last = [-1] * len(ends)
     path: list[int] = []
     for lo, neg_hi, end in _intervals(ends):
         while path and kept[path[-1]][1] <= lo:
             path.pop()
         parent, tok0 = (path[-1], kept[path[-1]][3]) if path else (-1, 0)
-        if end - tok0 < min_share:
-            continue
-        path.append(len(kept))
-        last[lo:-neg_hi] = [len(kept)] * (-neg_hi - lo)
-        kept.append((lo, -neg_hi, tok0, end, parent))
-    return kept, last
+        if end - tok0 >= min_share:
+            path.append(len(kept))
+            kept.append((lo, -neg_hi, tok0, end, parent))
+    return kept
 
 
-def _intervals(ends: list[int]) -> list[tuple[int, int, int]]:
+def _intervals(ends: Int64Array) -> list[tuple[int, int, int]]:
     """(lo, -hi, end) of every maximal run of rows [lo, hi) that have `end` > 0 tokens in common, outer runs first."""
     found: list[tuple[int, int, int]] = []
     stack: list[tuple[int, int]] = [(0, 0)]  # (end, lo) of the runs still open, ends ascending
-    for i, end in enumerate([*ends[1:], 0], start=1):
+    edges = (ends[1:] != ends[:-1]).nonzero()[0] + 1
+    for i, end in chain(zip(edges.tolist(), ends[edges].tolist(), strict=True), [(len(ends), 0)]):
         lo = i - 1
         while stack[-1][0] > end:
             run_end, lo = stack.pop()
