@@ -17,7 +17,7 @@ from headstart.wire.sockets import Router, Wiring
 from headstart.worker.exits import Exit
 
 LAUNCHER = """
-import sys, zmq
+import os, sys, zmq
 from headstart.wire.channels import TO_WORKER
 from headstart.wire.sockets import Dealer, Wiring
 from headstart.worker.child import Child
@@ -25,7 +25,8 @@ from headstart.worker.launcher import Launcher, LauncherPorts
 from headstart.worker.wake import Waker
 address, script, log = sys.argv[1:4]
 def child(name, role):
-    return Child(name, role, lambda incarnation: ([sys.executable, script, name, log, str(incarnation)], b""))
+    argv = [sys.executable, script, name, log, str(os.getpid())]
+    return Child(name, role, lambda incarnation: ([*argv, str(incarnation)], b""))
 control = Dealer.connect(Wiring(zmq.Context()), address, "launcher", TO_WORKER)
 children = [child("gateway", "gateway"), child("decode-0", "decode"), child("prefill-0", "prefill")]
 ports = LauncherPorts(control, lambda: True, Waker.open())
@@ -34,8 +35,8 @@ sys.exit(Launcher(children, ports, 5.0, lambda: print("ready", flush=True)).run(
 CHILD = """
 import os, signal, sys, time
 from headstart.worker.parent import die_with_parent
-name, log, incarnation = sys.argv[1:4]
-die_with_parent(os.getppid())
+name, log, parent_pid, incarnation = sys.argv[1:5]
+die_with_parent(int(parent_pid))
 def note(what):
     with open(log, "a") as file: file.write(f"{name} {what} {os.getpid()} {incarnation}\\n")
 def stop(number, frame):
