@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -143,8 +144,17 @@ class World:
 
     def kv_of(self, sequence: Sequence_) -> torch.Tensor:
         """[layers, 2, kv_heads, num_computed, head_dim] as the pool holds it."""
-        pages = self.executor.pool.data[torch.tensor(sequence.pages)]
-        return pages.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)[:, :, :, : sequence.num_computed]
+        return read_kv(self.executor.pool.data, sequence.pages, sequence.num_computed)
+
+
+def read_kv(pool: torch.Tensor, pages: Sequence[int], num_tokens: int) -> torch.Tensor:
+    """[layers, 2, kv_heads, num_tokens, head_dim] of the sequence whose page table is `pages`."""
+    table = pool[torch.tensor(pages)]
+    return table.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)[:, :, :, :num_tokens]
+
+
+class HoldsKV(Protocol):
+    def kv_of(self, sequence: Sequence_) -> torch.Tensor: ...
 
 
 def assert_greedy(sequence: Sequence_, reference: PreTrainedModel) -> None:
@@ -163,7 +173,7 @@ def assert_greedy(sequence: Sequence_, reference: PreTrainedModel) -> None:
         np.testing.assert_allclose(np.stack(sequence.logprobs), expected, atol=NOISE / 2)
 
 
-def assert_same_kv(world: World, sequence: Sequence_, reference: PreTrainedModel) -> None:
+def assert_same_kv(world: HoldsKV, sequence: Sequence_, reference: PreTrainedModel) -> None:
     """The pool holds the library's own keys and values."""
     with torch.inference_mode():
         cache = reference(torch.tensor([sequence.tokens[: sequence.num_computed]]), use_cache=True).past_key_values
