@@ -156,7 +156,7 @@ def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
     Candidates are powers of two, and what would make exactly one or two waves.
     """
     page, wave = tiling.page_size, tiling.wave_items
-    total = int(ranges.length @ ranges.tiles)
+    total = int(ranges.length.dot(ranges.tiles))
     sizes = [1 << i for i in range(tiling.min_chunk.bit_length() - 1, tiling.max_chunk.bit_length())]
     sizes += [-(-total // (wave * waves * page)) * page for waves in (1, 2)]
     chunks = list(dict.fromkeys(min(max(size, tiling.min_chunk), tiling.max_chunk) for size in sizes))
@@ -173,7 +173,7 @@ def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
 def _try_plan(ranges: _Ranges, starts: Int64Array, q_lens: Int64Array, tiling: Tiling, chunk: int) -> Plan | None:
     """Plan with items of at most `chunk` tokens, or None where it exceeds the bounds."""
     cut = _cut(ranges, tiling, chunk)
-    if int(cut.num_chunks @ ranges.tiles) > tiling.max_items:
+    if int(cut.num_chunks.dot(ranges.tiles)) > tiling.max_items:
         return None
     order = ranges.segments.order
     private = slice(ranges.num_shared, None)
@@ -184,7 +184,7 @@ def _try_plan(ranges: _Ranges, starts: Int64Array, q_lens: Int64Array, tiling: T
         q_list, row_of, pos_of, slots = _query_tokens(ranges, starts, q_lens, cut, tiling.q_tile)
     slot_ptr = np.zeros(len(q_list) + 1, np.int32)
     slot_ptr[1:][q_list] = slots
-    slot_ptr.cumsum(out=slot_ptr)
+    np.add.accumulate(slot_ptr, out=slot_ptr)
     if slot_ptr[-1] > tiling.max_slots:
         return None
     tail_limit = np.empty(len(order), np.int32)
