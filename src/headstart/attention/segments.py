@@ -64,8 +64,8 @@ class PrefixOrder:
         ids = ids[by_id]
         new, gone = self._changes(ids)
         if len(new) and np.count_nonzero(ids[1:] == ids[:-1]):  # rows with one table between them
-            first_row = dict(zip(reversed(ids.tolist()), reversed(by_id.tolist()), strict=True))
-            return self.sort([t if first_row[id(t)] == row else t.copy() for row, t in enumerate(tables)])
+            row_of = dict(zip(ids.tolist(), by_id.tolist(), strict=True))
+            return self.sort([table if row_of[id(table)] == row else table.copy() for row, table in enumerate(tables)])
         if 4 * len(new) > len(tables):
             self._start(tables)
         else:
