@@ -14,14 +14,14 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The model to serve. All workers of a cluster must be given the same model."""
+    """The model to serve. The gateway and all workers of a cluster must be given the same model."""
 
     served_model_name: str = ""
     """Name that clients use. Empty: the last part of the model's path."""
     load_format: Literal["auto", "dummy"] = "auto"
-    """auto: read the weights. dummy: random weights from the model's config alone. All workers must agree."""
+    """auto: read the weights. dummy: random weights from the model's config alone. Gateway and workers must agree."""
     json_model_override_args: str = "{}"
-    """JSON object laid over the model's config. All workers must agree."""
+    """JSON object laid over the model's config. Gateway and workers must agree."""
     context_length: int | Auto = "auto"
     """Longest prompt plus output of one request, in tokens. auto: what the model says, within the pool."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -38,9 +38,19 @@ class Loss(NamedTuple):
 
 
 class Cluster:
-    def __init__(self, send: Callable[[str, Message], None], limits: DispatchLimits, counters: Counter[str]) -> None:
+    """`model_fingerprint`: of the model whose tokenizer the gateway has; empty where it cannot know, then the first
+    decode worker says which model is served."""
+
+    def __init__(
+        self,
+        send: Callable[[str, Message], None],
+        limits: DispatchLimits,
+        counters: Counter[str],
+        model_fingerprint: str = "",
+    ) -> None:
         self._send = send
         self._counters = counters
+        self._model_fingerprint = model_fingerprint
         self._launchers: dict[str, tuple[str, ...]] = {}
         self._turned_away: set[WorkerRef] = set()
         self.registry = Registry(limits)
@@ -54,7 +64,7 @@ class Cluster:
         match message:
             case Join():
                 if not self._fits(message):
-                    return self._turn_away(message.worker, "misfit_joins", "decode workers here serve another model")
+                    return self._turn_away(message.worker, "misfit_joins", "another model is served here")
                 if self.registry.is_contested(message.worker, now):
                     return self._turn_away(message.worker, "contested_names", "another living process has its name")
                 replaced = self.registry.join(message, now)
@@ -100,10 +110,15 @@ class Cluster:
         return []
 
     def _fits(self, join: Join) -> bool:
-        """Decode workers of a gateway serve one model: a choice may go to any of them, and go on at another."""
+        """Decode workers of a gateway serve its model: a choice may go to any of them, and go on at another. They
+        compare the prefill workers' with their own."""
+        if join.role != DECODE:
+            return True
+        if self._model_fingerprint:
+            return join.kv_spec.model_fingerprint == self._model_fingerprint
         others = (record for record in self.registry.of_role(DECODE) if record.may_return)
         ours = {record.join.kv_spec.model_fingerprint for record in others if record.ref.name != join.worker.name}
-        return join.role != DECODE or not ours or join.kv_spec.model_fingerprint in ours
+        return not ours or join.kv_spec.model_fingerprint in ours
 
     def _pass_on(self, message: WorkerExited) -> None:
         for record in self.registry.all():

@@ -58,6 +58,7 @@ class Dispatcher:
         rng: Random,
         limits: DispatchLimits,
         make_policy: MakePolicy = prefix_affinity,
+        model_fingerprint: str = "",
     ) -> None:
         self._clock = clock
         self._send = send
@@ -70,7 +71,7 @@ class Dispatcher:
         self._next_deadline = float("inf")
         self.flushes = Flushes(send, limits.resubmit_after_s)
         self.counters: Counter[str] = Counter()
-        self._cluster = Cluster(send, limits, self.counters)
+        self._cluster = Cluster(send, limits, self.counters, model_fingerprint)
         self.registry = self._cluster.registry
 
     # ---- the client's side -------------------------------------------------------------------------------------------

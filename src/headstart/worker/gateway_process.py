@@ -36,7 +36,8 @@ from headstart.gateway.model import ModelBounds, ServedModel, load_served_model
 from headstart.gateway.policy import least_loaded, prefix_affinity
 from headstart.gateway.state import GatewayState, HttpLimits, OpenJobs, Telemetry
 from headstart.gateway.token_memory import TokenMemory
-from headstart.model.info import parse_overrides, read_model_info
+from headstart.model.info import model_fingerprint, parse_overrides, read_model_info
+from headstart.model.source import WeightSource, weight_files
 from headstart.observe.logs import set_up_logging
 from headstart.observe.metrics import GatewayMetrics, WorkerCollector, WorkerSample
 from headstart.wire.aio import RouterWatch
@@ -164,7 +165,8 @@ def build_state(spec: GatewaySpec, line: ControlLine) -> GatewayState:
     clock = MonotonicClock()
     rng = SystemRandom()
     model = _model(spec)
-    dispatcher = Dispatcher(clock, line.send, rng, DispatchLimits(), POLICIES[settings.load_balance_method])
+    policy = POLICIES[settings.load_balance_method]
+    dispatcher = Dispatcher(clock, line.send, rng, DispatchLimits(), policy, served_fingerprint(spec))
     registry = CollectorRegistry()
     registry.register(WorkerCollector(lambda: _samples(dispatcher)))
     return GatewayState(
@@ -186,6 +188,17 @@ def _model(spec: GatewaySpec) -> ServedModel:
     context_len = info.context_len if wanted == "auto" else min(wanted, info.context_len)
     bounds = ModelBounds(info.vocab_size, context_len, info.eos_token_ids)
     return load_served_model(folder, spec.model_name, bounds)
+
+
+def served_fingerprint(spec: GatewaySpec) -> str:
+    """What decode workers of the gateway's model carry. Empty where its folder has a tokenizer but no weights."""
+    folder, model = Path(spec.model_folder), spec.worker.model
+    if model.load_format != "dummy" and not weight_files(folder):
+        log.warning(
+            "no weights to compare workers with: the first decode worker decides", extra={"folder": str(folder)}
+        )
+        return ""
+    return model_fingerprint(WeightSource(folder, model.load_format, overrides=model.json_model_override_args))
 
 
 def _samples(dispatcher: Dispatcher) -> list[WorkerSample]:

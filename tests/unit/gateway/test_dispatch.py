@@ -455,6 +455,16 @@ def test_a_decode_worker_of_another_model_gets_no_requests_while_one_of_ours_is_
     assert world.dispatcher.registry.get(other) is not None
 
 
+def test_a_decode_worker_of_another_model_than_the_gateways_is_not_taken_in_even_as_the_first():
+    world = World(model_fingerprint=SPEC.model_fingerprint)
+    other = WorkerRef("decode-1", 1)
+    spec = structs.replace(SPEC, model_fingerprint="another")
+    world.say(other, Join(other, "decode", spec, "", 10_000))
+    assert world.dispatcher.registry.get(other) is None
+    ours = world.join("decode-0")
+    assert world.dispatcher.registry.get(ours).is_alive
+
+
 def test_a_refusal_after_the_deadline_is_not_handed_on_but_ends_the_choice_by_its_deadline():
     world = World()
     world.join("decode-0")

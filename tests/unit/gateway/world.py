@@ -78,12 +78,16 @@ def make_request(
 class World:
     """`world.sent` holds what the dispatcher sent; workers named in `beat` stay alive as time passes."""
 
-    def __init__(self, limits: DispatchLimits | None = None, seed: int = 0) -> None:
+    def __init__(self, limits: DispatchLimits | None = None, seed: int = 0, model_fingerprint: str = "") -> None:
         self.clock = VirtualClock()
         self.sent: list[tuple[str, Message]] = []
         self.limits = limits or DispatchLimits()
         self.dispatcher = Dispatcher(
-            self.clock, lambda to, message: self.sent.append((to, message)), Random(seed), self.limits
+            self.clock,
+            lambda to, message: self.sent.append((to, message)),
+            Random(seed),
+            self.limits,
+            model_fingerprint=model_fingerprint,
         )
         self.beating: set[WorkerRef] = set()
 
