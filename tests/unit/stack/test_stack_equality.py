@@ -67,16 +67,17 @@ def check(world: StackWorld, answers: Sequence[Answer], reference: PreTrainedMod
     assert num_compared
 
 
-def test_a_cold_prompt_computed_by_prefill_and_moved_in_several_writes(
-    pair: Engines, reference: PreTrainedModel
+@pytest.mark.parametrize("chunk", [32, 23])
+def test_behaviour_62_a_cold_prompt_computed_by_prefill_and_moved_in_several_writes(
+    pair: Engines, reference: PreTrainedModel, chunk: int
 ) -> None:
-    world = start(pair)
-    tokens = prompt(0, 300)
-    (answer,) = world.ask(tokens, num_tokens=NUM_TOKENS)
+    world = start(pair, chunk=chunk)
+    (answer,) = world.ask(prompt(0, 300), num_tokens=NUM_TOKENS)
     check(world, [answer], reference)
     assert answer.stats.bytes_moved == world.bytes_for(0, 299)
     assert (answer.stats.cached_tokens, answer.stats.decode_prefix_len) == (0, 0)
-    assert len(world.posts) == len(range(0, 299, max(32, world.page_size)))
+    whole = {computed // world.page_size for computed in range(chunk, 299, chunk)} - {0}
+    assert len(world.posts) == len(whole) + 1  # one a chunk that completes pages, and the rest
     assert sum(posted.num_pages for posted in world.posts) == world.counters()["pages_moved"]
     assert world.counters().get("local_prefill_tokens", 0) == 0
 
@@ -160,7 +161,7 @@ def test_sixteen_prompts_of_all_lengths_at_once(pair: Engines, reference: PreTra
 @pytest.mark.parametrize("has_prefill", [True, False], ids=["remote", "local"])
 def test_behaviour_28_answers_after_retraction(pair: Engines, reference: PreTrainedModel, has_prefill: bool) -> None:
     world = start(pair, has_prefill=has_prefill, num_reserved=0, decode_tokens=320)
-    answers = world.ask(*(prompt(50 + i, 40) for i in range(5)), num_tokens=60)
+    answers = world.ask(*(prompt(50 + i, 40) for i in range(5)), num_tokens=50)
     check(world, answers, reference, evicts=True)
     assert world.counters()["retractions"] > 0
     assert sum(answer.stats.num_retractions for answer in answers) == world.counters()["retractions"]
@@ -198,6 +199,18 @@ def test_long_prompts_are_computed_in_chunks_for_want_of_a_prefill_worker(
     check(world, answers, reference)
     assert all(answer.stats.bytes_moved == answer.stats.cached_tokens == 0 for answer in answers)
     assert world.counters()["local_prefill_tokens"] == 132 + 133 + 134
+
+
+def test_behaviour_62_hits_without_a_prefill_worker(pair: Engines, reference: PreTrainedModel) -> None:
+    world = start(pair, has_prefill=False)
+    tokens = prompt(85, 200)
+    (first,) = world.ask(tokens, num_tokens=NUM_TOKENS)
+    rest = world.ask(tokens, tokens + prompt(86, 40), first.sequence().tokens + prompt(87, 3), num_tokens=NUM_TOKENS)
+    check(world, [first, *rest], reference)
+    hits = [world.hit(200), 200 // world.page_size * world.page_size, world.hit(200 + NUM_TOKENS)]
+    assert [answer.stats.decode_prefix_len for answer in rest] == hits
+    assert [answer.stats.cached_tokens for answer in rest] == hits
+    assert rest[0].tokens == first.tokens
 
 
 def test_followers_of_one_prompt(pair: Engines, reference: PreTrainedModel) -> None:
@@ -258,7 +271,7 @@ def test_what_the_decode_worker_forgot_comes_from_the_cache_of_prefill(
     assert again.stats.prefill_prefix_len == again.stats.cached_tokens == world.hit(200)
 
 
-def test_a_write_that_fails_half_way_changes_no_answer(pair: Engines, reference: PreTrainedModel) -> None:
+def test_behaviour_62_a_write_that_fails_half_way_changes_no_answer(pair: Engines, reference: PreTrainedModel) -> None:
     world = start(pair)
     world.judge = lambda posted: Fate(fails=posted.index == 1)
     answers = world.ask(prompt(120, 200), prompt(121, 170), num_tokens=NUM_TOKENS)
@@ -268,12 +281,14 @@ def test_a_write_that_fails_half_way_changes_no_answer(pair: Engines, reference:
 
 def test_prompts_arrive_while_others_decode_on_reused_pages(pair: Engines, reference: PreTrainedModel) -> None:
     """Pages are evicted and written anew, by peers and by steps, while rows of other prompts read theirs."""
-    world = start(pair, local_prefill_tokens=16, decode_tokens=1024)
+    world = start(pair, local_prefill_tokens=16, decode_tokens=896)
     common = prompt(130, 300)
     answers = []
-    for i in range(10):
+    for i in range(8):
         tokens = prompt(131 + i, 150 + i) if i % 2 else common + prompt(131 + i, 10)
         answers.append(world.submit(tokens, 30))
         world.run_until(lambda last=answers[-1]: len(last.tokens) >= 6)
     world.finish()
     check(world, answers, reference, evicts=True)
+    kept = [len(world.cached(DECODE, answer.sequence().tokens)) * world.page_size for answer in answers]
+    assert any(num < world.hit(len(answer.sequence().tokens)) for num, answer in zip(kept, answers, strict=True))
