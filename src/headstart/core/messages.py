@@ -220,7 +220,11 @@ def decode_notice(payload: bytes) -> ChunkNotice | None:
 
 
 class Join(Message, frozen=True):
-    """A worker is ready. `peer_address` is where decode workers reach a prefill worker; empty for decode workers."""
+    """A worker is ready. `peer_address` is where decode workers reach a prefill worker; empty for decode workers.
+
+    `lock_domain` is the lock that the worker holds its name by: a later incarnation under the same lock proves that the
+    former has ended. Empty proves nothing.
+    """
 
     worker: WorkerRef
     role: str  # "prefill" or "decode"
@@ -228,6 +232,7 @@ class Join(Message, frozen=True):
     peer_address: str
     capacity_tokens: int
     model: str = ""
+    lock_domain: str = ""
 
 
 class Heartbeat(Message, frozen=True):

@@ -65,8 +65,9 @@ class Cluster:
             case Join():
                 if not self._fits(message):
                     return self._turn_away(message.worker, "misfit_joins", "another model is served here")
-                if self.registry.is_contested(message.worker, now):
-                    return self._turn_away(message.worker, "contested_names", "another living process has its name")
+                if self.registry.is_contested(message):
+                    reason = "its name is another process's, which may still run; give it another --name"
+                    return self._turn_away(message.worker, "contested_names", reason)
                 replaced = self.registry.join(message, now)
                 return [] if replaced is None else [Loss(replaced, died=True)]
             case Heartbeat():

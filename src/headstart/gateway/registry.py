@@ -2,7 +2,7 @@
 
     (join) ─► alive ◄─► suspect ─► dead ─► alive (heard again: it was only slow)
                 │          │         │
-                └──────────┴─────────┴─► ended (exit status, leave, or a later incarnation joined)
+                └──────────┴─────────┴─► ended (exit status, leave, or a later incarnation under the same lock)
 
 alive    takes new work
 suspect  silent for `suspect_after_s`, or its loop has not come round for that long: no new work
@@ -60,13 +60,13 @@ class Registry:
         self._ended: dict[str, int] = {}  # name -> latest incarnation known to have ended
         self._judged_at: float | None = None
 
-    def is_contested(self, ref: WorkerRef, now: float) -> bool:
-        """Whether another incarnation of this name was heard a moment ago and is not known to have ended: then two
-        processes have one name, where no lock could see both, and neither proves anything of the other."""
-        known = self._records.get(ref.name)
-        if known is None or known.ref == ref or known.state is WorkerState.ENDED:
+    def is_contested(self, message: Join) -> bool:
+        """Whether another incarnation of this name is not known to have ended: no lock sees both, and a silent one may
+        be stopped or cut off and write again."""
+        known = self._records.get(message.worker.name)
+        if known is None or known.ref == message.worker or known.state is WorkerState.ENDED:
             return False
-        return now - known.heard_at <= self._limits.suspect_after_s
+        return not message.lock_domain or message.lock_domain != known.join.lock_domain
 
     def join(self, message: Join, now: float) -> WorkerRef | None:
         """Take a worker in; returns the earlier incarnation it replaces, which has ended. Repeats change nothing."""

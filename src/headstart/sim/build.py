@@ -48,7 +48,7 @@ def build_worker(ref: WorkerRef, around: Surroundings) -> SimWorker:
         around.control.send(str(ref), recipient, message)
 
     capacity = spec.prefill.capacity_tokens if role == PREFILL else spec.decode.context_len
-    join = Join(ref, role, spec.kv_spec, f"sim://{ref}", capacity)
+    join = Join(ref, role, spec.kv_spec, f"sim://{ref}", capacity, lock_domain="sim")
     executor = FakeExecutor(around.model, pool, around.clock)
     scheduler: PrefillScheduler | DecodeScheduler
     if role == PREFILL:

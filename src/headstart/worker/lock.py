@@ -5,6 +5,7 @@ nothing it posted can land any more. The kernel drops the lock when the process 
 """
 
 import fcntl
+import hashlib
 import os
 from pathlib import Path
 
@@ -26,12 +27,25 @@ def runtime_dir(join_address: str) -> Path:
     return Path(base) / join_address.rpartition(":")[2]
 
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
 class NameLock:
     """Holds `directory/name.lock`."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self._descriptor = descriptor
         self.path = path
+
+    @property
+    def domain(self) -> str:
+        """Equal for two holders only if they held the same file under the same kernel, hence one after the other.
+
+        Paths and host names do not tell: containers of one host may each have this path, and hosts may share a name.
+        """
+        stat = os.fstat(self._descriptor)
+        place = f"{BOOT_ID.read_text().strip()} {stat.st_dev} {stat.st_ino}"
+        return hashlib.sha256(place.encode()).hexdigest()[:32]
 
     @classmethod
     def acquire(cls, directory: Path, name: str) -> "NameLock":

@@ -97,7 +97,9 @@ def _run(spec: WorkerSpec) -> Exit:
         vitals=Vitals(clock.now()),
         runs_are_transfers=spec.role == "prefill",
     )
-    join = Join(worker, spec.role, built.kv_spec, lines.peer_address, built.capacity_tokens, built.model_name)
+    join = Join(
+        worker, spec.role, built.kv_spec, lines.peer_address, built.capacity_tokens, built.model_name, lock.domain
+    )
     log.info("ready", extra={"capacity_tokens": built.capacity_tokens, **built.facts})
     status = _serve(spec, parts, lines, join, built.page_bytes)
     built.executor.close()

@@ -202,19 +202,26 @@ def test_a_later_incarnation_alone_proves_that_the_former_is_gone():
     assert world.submitted()[0] == str(again)
 
 
-def test_a_later_incarnation_proves_nothing_while_the_former_is_heard():
-    """Two hosts, two containers, two users: no lock sees both, and both may write."""
+@pytest.mark.parametrize("lock_domain", ["the lock of another host", ""])
+@pytest.mark.parametrize("former_is_heard", [True, False])
+def test_a_later_incarnation_under_another_lock_proves_nothing_of_the_former(lock_domain: str, former_is_heard: bool):
+    """Two hosts, two containers, two users: no lock sees both. A former that is silent may be stopped, and write later."""
     world = World()
+    world.join("decode-0")
     former = world.join("prefill-0", role="prefill")
+    if not former_is_heard:
+        world.beating.discard(former)
     later = WorkerRef("prefill-0", 2)
+    joining = Join(later, "prefill", SPEC, "tcp://elsewhere", 1000, lock_domain=lock_domain)
     for _ in range(20):
-        world.beat(former)
-        world.say(later, Join(later, "prefill", SPEC, "tcp://elsewhere", 1000))
+        world.say(later, joining)
         world.run(0.5)
-    assert world.dispatcher.registry.get(former).is_alive
+    assert world.dispatcher.registry.get(former).is_alive is former_is_heard
     assert world.dispatcher.counters["contested_names"] == 20
+    listed = {peer.worker for _, membership in world.take(Membership) for peer in membership.prefill}
+    assert listed == {former}, "a decode worker would take the later one for proof that the former has ended"
     world.dispatcher.handle("launcher", WorkerExited(former, -9))
-    world.say(later, Join(later, "prefill", SPEC, "tcp://elsewhere", 1000))
+    world.say(later, joining)
     assert world.dispatcher.registry.get(later).is_alive
 
 

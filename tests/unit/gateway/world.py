@@ -25,6 +25,7 @@ from headstart.gateway.dispatch import Dispatcher
 from headstart.gateway.limits import DispatchLimits
 
 SPEC = KVSpec(1, "model", 16, "float32", 2, 2, 8, "rope")
+HERE = "the lock that holds a name on this host"
 
 
 @dataclass
@@ -95,7 +96,7 @@ class World:
 
     def join(self, name: str, role: str = "decode", incarnation: int = 1, capacity: int = 1000) -> WorkerRef:
         ref = WorkerRef(name, incarnation)
-        self.dispatcher.handle(str(ref), Join(ref, role, SPEC, f"tcp://{name}", capacity))
+        self.dispatcher.handle(str(ref), Join(ref, role, SPEC, f"tcp://{name}", capacity, lock_domain=HERE))
         self.beating = {other for other in self.beating if other.name != name} | {ref}
         return ref
 

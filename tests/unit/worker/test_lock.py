@@ -43,6 +43,21 @@ def test_a_released_name_can_be_taken_again(tmp_path: Path) -> None:
     NameLock.acquire(tmp_path, "decode-0").release()
 
 
+def test_holders_of_one_lock_one_after_the_other_share_its_domain_and_no_others_do(tmp_path: Path) -> None:
+    first, other_name = NameLock.acquire(tmp_path / "a", "p"), NameLock.acquire(tmp_path / "a", "q")
+    other_place = NameLock.acquire(tmp_path / "b", "p")
+    domain = first.domain
+    assert len({domain, other_name.domain, other_place.domain}) == 3
+    first.release()
+    again = NameLock.acquire(tmp_path / "a", "p")
+    assert again.domain == domain
+    again.path.unlink()
+    beside = NameLock.acquire(tmp_path / "a", "p")
+    assert beside.domain != domain, "both are held: the file was removed under its holder"
+    for lock in (again, beside, other_name, other_place):
+        lock.release()
+
+
 def test_clusters_on_one_machine_do_not_share_names() -> None:
     assert runtime_dir("127.0.0.1:8001") != runtime_dir("127.0.0.1:9001")
 
