@@ -31,7 +31,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NameLock:
-    """Holds `directory/name.lock`."""
+    """Holds `directory/name.lock`: the holder's process id and incarnation, kept for the next holder."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self._descriptor = descriptor
@@ -60,14 +60,30 @@ class NameLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            holder = (_words(descriptor) or ["unknown"])[0]
             os.close(descriptor)
-            raise NameTaken(f"{name} already runs (process {holder or 'unknown'} holds {path})") from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        return cls(descriptor, path)
+            raise NameTaken(f"{name} already runs (process {holder} holds {path})") from error
+        lock = cls(descriptor, path)
+        lock.note_incarnation(lock.last_incarnation)
+        return lock
+
+    @property
+    def last_incarnation(self) -> int:
+        """The latest that a holder noted; 0: none. A clock that was set back must not number a worker below its former,
+        which the rest of the cluster would take for the later one."""
+        words = _words(self._descriptor)
+        return int(words[1]) if len(words) == 2 and words[1].isdecimal() else 0
+
+    def note_incarnation(self, incarnation: int) -> None:
+        content = f"{os.getpid()} {max(incarnation, self.last_incarnation)}\n".encode()
+        os.pwrite(self._descriptor, content, 0)
+        os.ftruncate(self._descriptor, len(content))
 
     def release(self) -> None:
         """Give the name up. A process that ends without it gives it up too. The file stays: removing it would let two
         processes hold locks on two files of one name."""
         os.close(self._descriptor)
+
+
+def _words(descriptor: int) -> list[str]:
+    return os.pread(descriptor, 64, 0).decode(errors="replace").split()

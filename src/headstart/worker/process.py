@@ -77,7 +77,8 @@ def _run(spec: WorkerSpec) -> Exit:
     set_up_logging(spec.name or spec.role, spec.log.level, spec.log.as_json)
     refuse_conflicts(spec.settings)
     lock, name = _take_name(spec)
-    worker = WorkerRef(name, spec.incarnation or time.time_ns())
+    worker = WorkerRef(name, spec.incarnation or max(time.time_ns(), lock.last_incarnation + 1))
+    lock.note_incarnation(worker.incarnation)
     log.info("loading", extra={"worker": str(worker), "pid": os.getpid()})
     lines = _open_lines(spec, worker)
 

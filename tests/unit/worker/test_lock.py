@@ -43,6 +43,27 @@ def test_a_released_name_can_be_taken_again(tmp_path: Path) -> None:
     NameLock.acquire(tmp_path, "decode-0").release()
 
 
+def test_a_lock_remembers_the_latest_incarnation_for_later_holders(tmp_path: Path) -> None:
+    first = NameLock.acquire(tmp_path, "decode-0")
+    assert first.last_incarnation == 0
+    first.note_incarnation(1_764_306_000_000_000_000)
+    first.release()
+    NameLock.acquire(tmp_path, "decode-0").release()  # ended before it had a number
+    again = NameLock.acquire(tmp_path, "decode-0")
+    assert again.last_incarnation == 1_764_306_000_000_000_000
+    again.release()
+
+
+@pytest.mark.parametrize("content", ["", "4711", "4711 x", "\0\0", "1 2 3 4"])
+def test_a_lock_file_of_any_content_can_be_taken(tmp_path: Path, content: str) -> None:
+    (tmp_path / "decode-0.lock").write_text(content)
+    lock = NameLock.acquire(tmp_path, "decode-0")
+    assert lock.last_incarnation == 0
+    lock.note_incarnation(5)
+    assert lock.path.read_text() == f"{os.getpid()} 5\n"
+    lock.release()
+
+
 def test_holders_of_one_lock_one_after_the_other_share_its_domain_and_no_others_do(tmp_path: Path) -> None:
     first, other_name = NameLock.acquire(tmp_path / "a", "p"), NameLock.acquire(tmp_path / "a", "q")
     other_place = NameLock.acquire(tmp_path / "b", "p")
