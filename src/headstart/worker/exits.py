@@ -4,7 +4,10 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Negative statuses (a signal) and any number not named here count as a crash: the launcher restarts it."""
+    """`serve` passes on the status of the child that it cannot go on without: its gateway, or any child that is not
+    restarted before all were ready. 0 there: somebody asked that child to stop.
+
+    Negative statuses (a signal) and any number not named here count as a crash: the launcher restarts it."""
 
     DRAINED = 0  # asked to stop, finished what ran: not restarted
     CRASHED = 1  # a bug (InvariantError or any other exception): restarted

@@ -88,8 +88,8 @@ class Launcher:
         """The launcher's own status where a child's exit ends the launch, else None."""
         status = child.statuses[-1]
         if child.restart_at is None and (not self.ready or child.role == "gateway"):
-            log.error("cannot run", extra={"child": child.name, "status": status})
-            return int(Exit.BAD_SETTINGS)
+            log.error("the launch ends with it", extra={"child": child.name, "status": status})
+            return status
         if not self.ready and child.num_quick_exits >= MAX_EARLY_EXITS:
             log.error("keeps failing", extra={"child": child.name, "status": status})
             return int(Exit.DEVICE_FAILED)

@@ -137,6 +137,14 @@ def test_a_signal_stops_decode_workers_then_prefill_workers_then_the_gateway(lau
     assert stopped == ["decode-0", "prefill-0", "gateway"]
 
 
+def test_a_gateway_that_is_asked_to_stop_takes_the_launch_with_it_and_that_is_no_failure(launch: Launch) -> None:
+    launch.all_started()
+    os.kill(int(launch.lines("gateway", "started")[0][0]), signal.SIGTERM)
+    assert launch.process.wait(timeout=20) == Exit.DRAINED
+    stopped = [line.split()[0] for line in launch.log.read_text().splitlines() if " stopped " in line]
+    assert stopped == ["gateway", "decode-0", "prefill-0"]
+
+
 def test_children_die_with_a_launcher_that_was_killed(launch: Launch) -> None:
     launch.all_started()
     pids = [int(launch.lines(name, "started")[0][0]) for name in ("gateway", "decode-0", "prefill-0")]
