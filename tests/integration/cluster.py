@@ -158,8 +158,8 @@ class Cluster:
     # ---- doing things to processes -----------------------------------------------------------------------------------
 
     def pid(self, name: str) -> int:
-        (lock,) = self.directory.glob(f"headstart/*/{name}.lock")
-        return int(lock.read_text())
+        lock = self.directory / str(self.control_port) / f"{name}.lock"
+        return int(lock.read_text().split()[0])
 
     def kill(self, name: str) -> int:
         """kill -9; returns the incarnation that is gone."""
