@@ -152,11 +152,14 @@ class GatewaySettings:
     port: int = 8000
     """Port that HTTP listens on."""
     control_host: str = "127.0.0.1"
-    """Address that workers join at. Anything but a loopback address lets other machines in."""
+    """Address that workers join at. Anything but a loopback address lets other machines in. Not 0.0.0.0 where `serve`
+    starts prefill workers: those are reached at this address too."""
     control_port: int | Auto = "auto"
     """Port that workers join at. auto: the one after --port."""
     api_key: str = ""
     """Bearer tokens that clients may send, separated by commas. Each has a cache of its own. Empty: none is asked for."""
+    api_key_file: str = ""
+    """File with such tokens, one a line, in place of --api-key: a command line is no secret."""
     load_balance_method: Literal["cache_aware", "least_loaded"] = "cache_aware"
     """How the gateway picks decode workers. cache_aware: the one that probably holds the prompt's prefix, unless its
     queue is long. least_loaded: the one with the fewest requests."""
@@ -173,6 +176,7 @@ class GatewaySettings:
             self.resolved_control_port != self.port, f"--port and --control-port are both {self.port}; they must differ"
         )
         require(all(self.api_keys), "--api-key has an empty key between its commas")
+        require(not (self.api_key and self.api_key_file), "--api-key and --api-key-file both name keys; give one")
         require(self.request_timeout > 0, f"--request-timeout must be positive, got {self.request_timeout}")
 
     @property

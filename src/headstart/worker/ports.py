@@ -8,6 +8,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from headstart.config.errors import ConfigError
+from headstart.config.secret_files import read_secret
 from headstart.config.settings import ClusterSettings, GatewaySettings
 from headstart.wire.security import CurveKeys, Security, authenticate
 from headstart.wire.sockets import Context, Wiring
@@ -43,10 +44,10 @@ def open_wiring(settings: ClusterSettings) -> OpenWiring:
 def read_cluster_key(path: Path) -> tuple[bytes, bytes]:
     """The (public, secret) pair that `headstart key` wrote."""
     try:
-        public, secret = path.read_text().split()
+        public, secret = read_secret(path, "--cluster-key").split()
         if zmq.curve_public(secret.encode()) != public.encode():
             raise ValueError("the two keys do not belong together")
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(f"--cluster-key {path}: {error}") from error
     return public.encode(), secret.encode()
 

@@ -1,0 +1,47 @@
+"""Keys come from files that their owner alone should be able to read."""
+
+from pathlib import Path
+
+import pytest
+
+from headstart.config.errors import ConfigError
+from headstart.config.secret_files import read_secret, with_api_keys
+from headstart.config.settings import GatewaySettings
+
+
+def key_file(directory: Path, content: str, mode: int = 0o600) -> Path:
+    path = directory / "keys"
+    path.write_text(content)
+    path.chmod(mode)
+    return path
+
+
+def test_the_keys_of_a_file_are_those_that_the_command_line_would_name(tmp_path: Path) -> None:
+    path = key_file(tmp_path, "alpha\n\n  beta \n")
+    settings = with_api_keys(GatewaySettings(api_key_file=str(path)))
+    assert settings.api_keys == GatewaySettings(api_key="alpha,beta").api_keys == ("alpha", "beta")
+    assert with_api_keys(GatewaySettings(api_key="gamma")).api_keys == ("gamma",)
+
+
+@pytest.mark.parametrize(("content", "reason"), [("\n \n", "holds no key"), ("alpha,beta\n", "without commas")])
+def test_a_file_that_names_no_clear_keys_is_refused_not_taken_for_none(
+    tmp_path: Path, content: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        with_api_keys(GatewaySettings(api_key_file=str(key_file(tmp_path, content))))
+
+
+def test_a_missing_file_and_two_places_for_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        with_api_keys(GatewaySettings(api_key_file=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match="give one"):
+        GatewaySettings(api_key="alpha", api_key_file="keys")
+
+
+@pytest.mark.parametrize(("mode", "warns"), [(0o600, False), (0o400, False), (0o644, True), (0o640, True)])
+def test_a_secret_that_others_can_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warns: bool
+) -> None:
+    assert read_secret(key_file(tmp_path, "hush", mode), "--cluster-key") == "hush"
+    assert ("can be read by other users" in caplog.text) is warns
+    assert "hush" not in caplog.text
