@@ -52,6 +52,7 @@ def serve(plan: ServePlan) -> int:
     began = time.monotonic()
     set_up_logging("launcher", plan.log.level, plan.log.as_json)
     console = Console(stderr=True)
+    check_control_host(plan)
     check_ports(plan.gateway)
     folder = prepare_model(plan.model, console)
     check_context(folder, plan.worker.model)
@@ -82,6 +83,16 @@ def check_ports(gateway: GatewaySettings) -> None:
                 taken = error.errno == errno.EADDRINUSE
                 reason = "is taken by another process" if taken else f"cannot be used: {error.strerror or error}"
                 raise ConfigError(f"port {port} on {host} {reason}; choose another with {flag}") from error
+
+
+def check_control_host(plan: ServePlan) -> None:
+    """Raise ConfigError where the prefill workers would tell others a loopback address: they tell the one that they
+    reach the gateway by."""
+    if plan.num_prefill and plan.gateway.control_host == "0.0.0.0":
+        raise ConfigError(
+            "--control-host 0.0.0.0 does not say where workers on other machines reach the prefill workers of this one; "
+            "give this machine's address in their network"
+        )
 
 
 def prepare_model(model: str, console: Console | None = None) -> Path:
