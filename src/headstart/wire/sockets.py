@@ -78,15 +78,7 @@ class Router:
 
     def drain(self) -> list[tuple[str, Message]]:
         """What has arrived, as (sender, message), at most a batch of it; `pending` says whether more waits."""
-        messages = []
-        for frames in _take(self.socket, self._limits.batch_len):
-            try:
-                sender, payload = frames
-                messages.append((sender.decode(), self._codec.decode(payload)))
-            except ValueError:  # also WireError, a wrong number of frames and a name that is not text
-                self.counters.malformed += 1
-        self.counters.received += len(messages)
-        return messages
+        return [(sender, message) for (sender,), message in _drain(self, self._limits.batch_len, num_names=1)]
 
     @property
     def pending(self) -> bool:
@@ -140,15 +132,7 @@ class Dealer:
 
     def drain(self) -> list[Message]:
         """What has arrived, at most a batch of it; `pending` says whether more waits."""
-        messages = []
-        for frames in _take(self.socket, self._limits.batch_len):
-            try:
-                (payload,) = frames
-                messages.append(self._codec.decode(payload))
-            except ValueError:
-                self.counters.malformed += 1
-        self.counters.received += len(messages)
-        return messages
+        return [message for _, message in _drain(self, self._limits.batch_len, num_names=0)]
 
     @property
     def pending(self) -> bool:
@@ -200,14 +184,22 @@ def _send(wire: Router | Dealer, prefix: list[bytes], message: Message) -> bool:
     return True
 
 
-def _take(socket: Socket, limit: int) -> list[list[bytes]]:
-    taken: list[list[bytes]] = []
-    while len(taken) < limit:
+def _drain(wire: Router | Dealer, limit: int, num_names: int) -> list[tuple[list[str], Message]]:
+    """At most `limit` of what has arrived: the names in front of each message, and the message."""
+    messages: list[tuple[list[str], Message]] = []
+    for _ in range(limit):
         try:
-            taken.append(socket.recv_multipart(flags=zmq.NOBLOCK))
+            frames = wire.socket.recv_multipart(flags=zmq.NOBLOCK)
         except zmq.Again:
             break
-    return taken
+        try:
+            if len(frames) != num_names + 1:
+                raise WireError(f"{len(frames)} frames")
+            messages.append(([name.decode() for name in frames[:-1]], wire.codec.decode(frames[-1])))
+        except ValueError:  # also WireError and a name that is not text
+            wire.counters.malformed += 1
+    wire.counters.received += len(messages)
+    return messages
 
 
 def _is_readable(socket: Socket) -> bool:
