@@ -36,7 +36,7 @@ def same_greedy(ours: dict, reference: dict) -> bool:
 
 
 def test_killing_the_prefill_worker_under_load_loses_no_request_and_its_successor_is_used(cluster: Cluster) -> None:
-    asked = prompts(8, 300, seed=20)
+    asked = prompts(8, 700, seed=20)
     before = cluster.worker("prefill-0")["incarnation"]
     with ThreadPoolExecutor(len(asked)) as pool:
         running = [pool.submit(cluster.complete, prompt, 24) for prompt in asked]
