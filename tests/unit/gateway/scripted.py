@@ -17,7 +17,6 @@ from text.small import CHATML, END, byte_level
 
 from headstart.core.clock import MonotonicClock
 from headstart.core.errors import ErrorCode
-from headstart.core.identity import KVSpec
 from headstart.core.messages import (
     Accepted,
     Cancel,
@@ -46,10 +45,11 @@ from headstart.gateway.token_memory import TokenMemory
 from headstart.observe.metrics import GatewayMetrics, WorkerCollector, WorkerSample
 from headstart.text.chat_template import ChatTemplate
 
+from .world import SPEC
+
 MODEL = "small"
 CONTEXT = 512
 STATS = RequestStats(cached_tokens=16, decode_prefix_len=16, bytes_moved=4096, miss_reason="diverged")
-SPEC = KVSpec(1, "model", 16, "float32", 2, 2, 8, "rope")
 
 
 @dataclass
