@@ -3,6 +3,7 @@
 Each test runs production schedulers, caches, loops and executors over two KV pools, for each page size.
 """
 
+import random
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -292,3 +293,30 @@ def test_prompts_arrive_while_others_decode_on_reused_pages(pair: Engines, refer
     check(world, answers, reference, evicts=True)
     kept = [len(world.cached(DECODE, answer.sequence().tokens)) * world.page_size for answer in answers]
     assert any(num < world.hit(len(answer.sequence().tokens)) for num, answer in zip(kept, answers, strict=True))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(8))
+def test_random_traffic_in_a_small_pool_with_failing_writes(
+    pair: Engines, reference: PreTrainedModel, seed: int
+) -> None:
+    """Conversations, shared prefixes and strangers: retraction, eviction, followers, retries and lost notices at once."""
+    draw = random.Random(seed)
+    world = start(
+        pair,
+        chunk=draw.choice([7, 23, 64]),
+        local_prefill_tokens=draw.choice([0, 40]),
+        num_reserved=0,
+        decode_tokens=draw.choice([576, 640, 768]),
+    )
+    world.judge = lambda posted: Fate(fails=draw.random() < 0.05, num_notices=draw.choice([1] * 20 + [0, 2]))
+    common = prompt(200 + seed, 130)
+    answers: list[Answer] = []
+    for i in range(12):
+        begins = [], common, draw.choice(answers).sequence().tokens if answers else common
+        tokens = draw.choice(begins)[:400] + prompt(300 + 20 * seed + i, draw.randint(1, 40))
+        answers.append(world.submit(tokens, draw.randint(20, 120)))
+        until = world.clock.now() + draw.choice([0, 0, 0.004, 0.03])
+        world.run_until(lambda until=until: world.is_idle or world.clock.now() >= until)
+    world.finish()
+    check(world, answers, reference, evicts=True)

@@ -273,11 +273,16 @@ class StackWorld:
 
     def finish(self) -> None:
         """Run until every choice has ended and nothing is under way; the ledgers must then hold nothing but caches."""
-        self.run_until(lambda: all(answer.is_done for answer in self.answers.values()) and self._is_free())
+        self.run_until(lambda: self.is_idle)
         for ref, worker in self.workers.items():
             worker.check(self._links.pages_under_write(str(ref)))
             counts = worker.organs.cache.counts()
             assert counts.cached + counts.free == worker.organs.cache.num_pages
+
+    @property
+    def is_idle(self) -> bool:
+        """Every choice has ended and nothing is under way."""
+        return all(answer.is_done for answer in self.answers.values()) and self._is_free()
 
     def _is_free(self) -> bool:
         loads = [worker.organs.scheduler.load() for worker in self.workers.values()]
