@@ -152,7 +152,7 @@ def test_a_conversation_of_four_turns(pair: Engines, reference: PreTrainedModel)
 
 def test_sixteen_prompts_of_all_lengths_at_once(pair: Engines, reference: PreTrainedModel) -> None:
     world = start(pair)
-    answers = world.ask(*(prompt(30 + i, 1 + 13 * i) for i in range(16)), num_tokens=NUM_TOKENS)
+    answers = world.ask(*(prompt(30 + i, 1 + 9 * i) for i in range(16)), num_tokens=NUM_TOKENS)
     check(world, answers, reference)
     for answer in answers:
         hit = answer.stats.decode_prefix_len  # at page size 1, two prompts may begin with the same token
@@ -175,7 +175,7 @@ def test_behaviour_28_shared_prefixes_survive_retraction(
     world = start(pair, has_prefill=has_prefill, num_reserved=0, decode_tokens=384)
     common = prompt(60, 130)
     world.ask(common, num_tokens=1)
-    answers = world.ask(*(common + prompt(61 + i, 6) for i in range(4)), num_tokens=80)
+    answers = world.ask(*(common + prompt(61 + i, 6) for i in range(4)), num_tokens=64)
     check(world, answers, reference, evicts=True)
     assert world.counters()["retractions"] > 0
 
