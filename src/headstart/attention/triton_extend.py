@@ -15,9 +15,6 @@ from headstart.attention.device_plan import DevicePlan
 from headstart.attention.triton_attention import HeadShape, LayerKV, PlannedAttention, RowTables
 from headstart.attention.triton_tile import unpack_e4m3
 
-GATHER_MIN_QUERY = 512
-"""Query tokens on one prefix from which gathering pays; below, the paged kernel alone is faster."""
-
 
 @triton.jit
 def gather_kernel(
@@ -64,7 +61,8 @@ def merge_pair_kernel(
 
 
 class GatheredExtend:
-    """Chunks of prompts over one common prefix of whole pages."""
+    """Chunks of prompts over one common prefix of whole pages. Pays from about 512 query tokens on one prefix; below, the
+    paged kernel alone is faster."""
 
     def __init__(self, heads: HeadShape, paged: PlannedAttention) -> None:
         """`paged` attends the rows' own keys; it must be causal."""

@@ -142,10 +142,6 @@ class Dealer:
     def codec(self) -> Codec:
         return self._codec
 
-    def fileno(self) -> int:
-        """ZeroMQ's descriptor. Edge-triggered: after it fired, and after each send, drain until nothing is pending."""
-        return int(self.socket.getsockopt(zmq.FD))
-
     def close(self) -> None:
         self.socket.close()
 
