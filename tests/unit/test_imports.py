@@ -25,10 +25,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gateway": {"core", "wire", "config", "text", "observe"},
     "facade": {"core", "wire", "gateway"},
     "bench": {"core", "sim", "observe"},
+    "plan": {"core", "config", "scheduler", "gateway", "observe", "sim", "bench"},
 }
 """Package -> Headstart packages it may import besides itself. Those not listed (worker, sim, cli) may import any."""
 
-TORCH_FREE = ("core", "wire", "config", "kv", "observe", "text", "scheduler", "gateway", "sim")
+TORCH_FREE = ("core", "wire", "config", "kv", "observe", "text", "scheduler", "gateway", "sim", "plan")
 TORCH_FREE_FILES = (
     "transfer/contract.py",
     "transfer/loopback.py",

@@ -2,9 +2,9 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headstart.bench.client import PerfClock
 from headstart.bench.compare import compare, render
 from headstart.bench.errors import BenchError
-from headstart.bench.machine import commit, machine_facts
+from headstart.bench.machine import machine_facts
 from headstart.bench.measure import Means, Plan, Row, measure
-from headstart.bench.options import Options
-from headstart.bench.plan import addresses, described, paces, seeds, shapes
+from headstart.bench.options import Options, OutputOptions
+from headstart.bench.plan import addresses, plans
 from headstart.bench.plots import draw
 from headstart.bench.records import Record
 from headstart.bench.report import SCHEMA, load, save, table
@@ -27,7 +27,7 @@ def run(options: Options) -> int:
     """The command. Returns the exit status: 1 with a message where there is no result."""
     try:
         if options.output.compare:
-            _compare_files(options.output.compare)
+            compare_files(options.output.compare)
         else:
             _report(options, asyncio.run(measure_all(options, Console(stderr=True))))
     except BenchError as error:
@@ -48,7 +48,8 @@ async def measure_all(options: Options, console: Console) -> list[Row]:
             raise BenchError("both servers would be called the same; give --label and --against-label")
         progress = stack.enter_context(_progress(console))
         rows = []
-        for number, plan in enumerate(_plans(options, targets)):
+        known = [length for target in targets if (length := target.facts["max_model_len"])]
+        for number, plan in enumerate(plans(options, min(known, default=None))):
             for target in targets[::-1] if number % 2 else targets:
                 rows.append(await _measure_one(options, plan, target, progress))
     return sorted(rows, key=lambda row: [target.label for target in targets].index(row["label"]))
@@ -66,16 +67,6 @@ async def _measure_one(options: Options, plan: Plan, target: Target, progress: P
     return await measure(plan, target, means)
 
 
-def _plans(options: Options, targets: list[Target]) -> Iterator[Plan]:
-    known = [length for target in targets if (length := target.facts["max_model_len"])]
-    code = commit()
-    for share, shape in shapes(options, min(known, default=None)):
-        for pace in paces(options):
-            for seed in seeds(options):
-                workload, flush = shape.build(seed), not options.load.no_flush
-                yield Plan(workload, described(shape), pace, seed, share, flush, code)
-
-
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
@@ -89,15 +80,9 @@ def _progress(console: Console) -> Progress:
 
 def _report(options: Options, rows: list[Row]) -> None:
     for row in rows:
-        share = "" if row["prefix_share"] is None else f", prefix share {row['prefix_share']}"
-        print(f"\n{row['label']}: {row['dataset_name']}, seed {row['seed']}{share}")
-        print(table(row))
+        print_row(row)
     machine = machine_facts()
-    if options.output.output_file:
-        save(Path(options.output.output_file), machine, rows, append=options.output.append)
-    if options.output.plots:
-        for path in draw(rows, Path(options.output.plots)):
-            print(f"drew {path}")
+    keep(rows, options.output, machine)
     if options.target.against:
         first = rows[0]["label"]
         sides = ([row for row in rows if (row["label"] == first) is mine] for mine in (True, False))
@@ -106,7 +91,22 @@ def _report(options: Options, rows: list[Row]) -> None:
         print(render(*compare(a, b)))
 
 
-def _compare_files(paths: tuple[str, ...]) -> None:
+def print_row(row: Row) -> None:
+    share = "" if row["prefix_share"] is None else f", prefix share {row['prefix_share']}"
+    print(f"\n{row['label']}: {row['dataset_name']}, seed {row['seed']}{share}")
+    print(table(row))
+
+
+def keep(rows: list[Row], output: OutputOptions, machine: dict[str, Any]) -> None:
+    """Write the report and its pictures, where they were asked for."""
+    if output.output_file:
+        save(Path(output.output_file), machine, rows, append=output.append)
+    if output.plots:
+        for path in draw(rows, Path(output.plots)):
+            print(f"drew {path}")
+
+
+def compare_files(paths: tuple[str, ...]) -> None:
     if len(paths) != 2:
         raise BenchError(f"--compare needs two reports, got {len(paths)}")
     print(f"A is {paths[0]}, B is {paths[1]}")

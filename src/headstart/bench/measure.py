@@ -1,24 +1,41 @@
 """One run: empty the cache, warm up, measure, and put it all into one row of the report."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import isfinite
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
-from headstart.bench.drive import Pace, Phase, Stage, play
+from headstart.bench.drive import Asks, Pace, Phase, Stage, play
 from headstart.bench.errors import BenchError
 from headstart.bench.metrics import curve, samples, spread, summarize
 from headstart.bench.possible import impossible
 from headstart.bench.records import Record
 from headstart.bench.reuse import ReuseIndex
-from headstart.bench.target import Target
 from headstart.bench.workload import Piece, Session, TokenSource, Turn, Workload, stream_id
 from headstart.core.clock import Clock
 
 Row = dict[str, Any]
 SHOWN_PROBLEMS = 5
+
+
+class Measured(Protocol):
+    """What Target does, as far as a run needs it: a server, or a simulated cluster."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def facts(self) -> dict[str, Any]: ...
+
+    @property
+    def client(self) -> Asks: ...
+
+    async def flush(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +60,13 @@ class Means:
     clock: Clock
     as_text: bool = False
     on_record: Callable[[Record], None] = lambda record: None
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
-async def measure(plan: Plan, target: Target, means: Means) -> Row:
+async def measure(plan: Plan, target: Measured, means: Means) -> Row:
     """The run's row. Raises BenchError if a request fails or a value is impossible."""
     rng = Random(f"pace {plan.seed}")
-    stage = Stage(target.client, means.source, ReuseIndex(), means.clock, asyncio.sleep, means.as_text, means.on_record)
+    stage = Stage(target.client, means.source, ReuseIndex(), means.clock, means.sleep, means.as_text, means.on_record)
     await play([_first_breath(plan.seed)], Pace(), stage, rng)  # what a server does once, it does here
     flushed = await target.flush() if plan.flush else False
     closed = Pace(plan.pace.max_concurrency)
@@ -77,7 +95,7 @@ def _first_breath(seed: int) -> Session:
     return Session("first", (Turn((Piece(stream_id(seed, "first"), 0, 32),), 4),))
 
 
-def _heading(plan: Plan, target: Target) -> Row:
+def _heading(plan: Plan, target: Measured) -> Row:
     return {
         "label": target.label,
         "commit": plan.commit,

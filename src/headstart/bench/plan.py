@@ -6,6 +6,8 @@ from typing import Any
 
 from headstart.bench.drive import Pace
 from headstart.bench.errors import BenchError
+from headstart.bench.machine import commit
+from headstart.bench.measure import Plan
 from headstart.bench.options import Options, OrderOptions, PrefixOptions, TargetOptions
 from headstart.bench.presets import PRESETS, scaled, with_prefix_share
 from headstart.bench.target import Address
@@ -32,6 +34,16 @@ def addresses(target: TargetOptions) -> list[Address]:
     rest = (target.backend, target.model, target.api_key, target.temperature)
     first = Address(target.base_url, target.label, *rest)
     return [first, Address(target.against, target.against_label, *rest)] if target.against else [first]
+
+
+def plans(options: Options, context_len: int | None) -> Iterator[Plan]:
+    """Every combination of prefix share, concurrency and seed. `context_len`: the longest request the target takes."""
+    code = commit()
+    for share, shape in shapes(options, context_len):
+        for pace in paces(options):
+            for seed in seeds(options):
+                workload, flush = shape.build(seed), not options.load.no_flush
+                yield Plan(workload, described(shape), pace, seed, share, flush, code)
 
 
 def prefix_shape(prefix: PrefixOptions, order: OrderOptions) -> SharedPrefix:

@@ -18,6 +18,7 @@ def draw(runs: list[Row], folder: Path) -> list[Path]:
     except ImportError as error:
         raise BenchError("plots need matplotlib: pip install 'headstart[dev]'") from error
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "headstart"  # the same runs give the same bytes
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, picture in PICTURES.items():
@@ -36,7 +37,7 @@ def _draw(name: str, picture: Callable[[Any, list[Row]], bool], runs: list[Row],
         axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
         paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
         for path in paths:
-            figure.savefig(path, dpi=150)
+            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
     pyplot.close(figure)
     return paths
 

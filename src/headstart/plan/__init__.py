@@ -1,0 +1,1 @@
+"""What a deployment would do: hardware sheets, cost models, and whole clusters in virtual time."""

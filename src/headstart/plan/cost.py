@@ -1,0 +1,112 @@
+"""What steps and transfers cost in seconds: named coefficients, the same type whether fitted or taken from a data sheet.
+
+A step takes
+
+    fixed_s                                                           c0
+    + max(weights_s + experts read, row_s * padded tokens)            c1 * W and c3: the linear layers
+    + max(kv_token_s * KV tokens read, pair_s * query-key pairs)      c2: attention
+    + request_s * sampling rows                                       c4 * B
+
+on a device where reading and computing of one kernel hide each other (`overlaps`), and the plain sum where they do not.
+KV tokens read are those of distinct pages where attention reads a shared prefix once, else those of every row. Coefficients
+of a fit are its own; those of a sheet come from `plan.sheet`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from headstart.config.errors import ConfigError
+from headstart.sim.cost import StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: a step of n tokens reads the share 1 - (1 - token_share)^n of them."""
+
+    read_s: float = 0.0  # to read every expert of every layer
+    token_share: float = 1.0  # of the experts that one token uses
+
+
+@dataclass(frozen=True, slots=True)
+class StepCoefficients:
+    """Seconds that make up a step of one kind of worker."""
+
+    fixed_s: float
+    weights_s: float  # to read the weights that every step reads
+    kv_token_s: float  # to read one token's KV
+    row_s: float  # to push one token through the linear layers
+    request_s: float  # of the host, for each row that samples
+    pair_s: float  # of attention, for each pair of a query and a key
+    row_tile: int = 1  # tokens are padded to a multiple of this
+    experts: Experts = Experts()
+    overlaps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCoefficients:
+    """A transfer of n bytes takes latency_s + n * byte_s."""
+
+    latency_s: float
+    byte_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrontCoefficients:
+    """What a request meets outside the workers."""
+
+    before_s: float = 0.0  # from the client's send to the gateway's dispatch: HTTP, tokenisation
+    after_s: float = 0.0  # from the gateway's token to the client's: detokenisation, HTTP
+    message_s: float = 0.0  # one way between two processes
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Everything that time is computed from. `notes` say where each number comes from."""
+
+    name: str
+    device: str  # "cpu" or "cuda": what a worker's "auto" settings resolve by
+    decode: StepCoefficients
+    prefill: StepCoefficients
+    link: LinkCoefficients
+    front: FrontCoefficients = FrontCoefficients()
+    prefix_shared: bool = True  # decode attention reads a page that several rows share once
+    notes: tuple[str, ...] = ()
+
+    def decode_time(self, shape: StepShape) -> float:
+        """Seconds of a decode worker's step, prompt tokens that it computes itself included."""
+        return step_time(self.decode, shape, shape.unique_tokens if self.prefix_shared else shape.context_tokens)
+
+    def prefill_time(self, shape: StepShape) -> float:
+        return step_time(self.prefill, shape, shape.context_tokens)
+
+    def link_time(self, num_bytes: int) -> float:
+        return self.link.latency_s + num_bytes * self.link.byte_s
+
+
+def step_time(costs: StepCoefficients, shape: StepShape, read_tokens: int) -> float:
+    """Seconds of one step that reads `read_tokens` tokens of KV. The formula is the module's."""
+    padded = -(-shape.num_new // costs.row_tile) * costs.row_tile
+    experts_s = costs.experts.read_s * (1 - (1 - costs.experts.token_share) ** shape.num_new)
+    linear = (costs.weights_s + experts_s, costs.row_s * padded)
+    attention = (costs.kv_token_s * read_tokens, costs.pair_s * shape.pair_tokens)
+    together = max if costs.overlaps else sum
+    return costs.fixed_s + together(linear) + together(attention) + costs.request_s * shape.num_rows
+
+
+def save_model(model: CostModel, path: Path) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(model), indent=1) + b"\n")
+
+
+def load_model(path: Path) -> CostModel:
+    """Raises ConfigError for a file that is no cost model, naming what is wrong with it."""
+    try:
+        model = msgspec.json.decode(path.read_bytes(), type=CostModel)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is no cost model: {error}") from error
+    if model.device not in ("cpu", "cuda"):
+        raise ConfigError(f"{path}: device {model.device!r} is neither cpu nor cuda")
+    return model
