@@ -10,6 +10,7 @@ import hashlib
 from msgspec import Struct, structs
 
 PROTOCOL_VERSION = 1
+OWNER_BYTES = 16
 
 
 class KVSpec(Struct, frozen=True):
@@ -47,3 +48,14 @@ def cache_namespace(adapter: str = "", tenant_salt: bytes = b"") -> bytes:
     for kind, part in ((b"adapter", adapter.encode()), (b"tenant", tenant_salt)):
         digest.update(kind + len(part).to_bytes(8, "little") + part)
     return digest.digest()
+
+
+def cache_owner(namespace: bytes) -> bytes:
+    """Whose namespace it is: what `divide_namespace` keeps. Quotas count by it."""
+    return namespace[:OWNER_BYTES]
+
+
+def divide_namespace(namespace: bytes, part: bytes) -> bytes:
+    """A namespace of the same owner that shares nothing with the undivided one or with another part."""
+    digest = hashlib.sha256(b"headstart/cache-part/1" + len(namespace).to_bytes(8, "little") + namespace + part)
+    return cache_owner(namespace) + digest.digest()[:OWNER_BYTES]

@@ -13,6 +13,7 @@ Invariant: a page's leases are the live leases that list it; a node's pins are t
 through it. Every call that may fail for want of pages changes nothing when it does.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from headstart.core.arrays import EMPTY, Int32Array
 from headstart.core.errors import InvariantError
+from headstart.core.identity import cache_owner
 from headstart.kv.eviction import LruOrder, evict
 from headstart.kv.ledger import CACHED, PageCounts, PageLedger
 from headstart.kv.tree import Node, RadixTree, Walk
@@ -49,14 +51,17 @@ class PageLease:
 
 
 class PrefixCache:
-    """Radix cache over a pool of `num_pages` pages of `page_size` tokens. Not thread-safe: the worker's loop owns it."""
+    """Radix cache over a pool of `num_pages` pages of `page_size` tokens. Not thread-safe: the worker's loop owns it.
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    `owner_pages`: pages an owner may have before its own are evicted first (`kv.shares`); None: all are alike.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, owner_pages: int | None = None) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self._ledger = PageLedger(num_pages)
         self._tree = RadixTree(page_size)
-        self._order = LruOrder(num_pages)
+        self._order = LruOrder(num_pages, owner_pages)
         self._leases: set[PageLease] = set()
 
     def match(self, namespace: bytes, tokens: Int32Array, max_len: int | None = None) -> Match:
@@ -80,7 +85,7 @@ class PrefixCache:
         if walk.num_pages < match.num_pages or num_new > available:
             return None
         shared, end = self._pin(walk, above=None)
-        lease = PageLease(match.namespace, _table(shared, self._allocate(num_new)), len(shared), end)
+        lease = PageLease(match.namespace, _table(shared, self._allocate(match.namespace, num_new)), len(shared), end)
         self._leases.add(lease)
         return lease
 
@@ -89,7 +94,7 @@ class PrefixCache:
         self._expect_live(lease)
         if num_new > self.num_available():
             return False
-        lease.pages = _table(lease.pages, self._allocate(num_new))
+        lease.pages = _table(lease.pages, self._allocate(lease.namespace, num_new))
         return True
 
     def try_replace(self, lease: PageLease, first: int, count: int) -> bool:
@@ -101,8 +106,8 @@ class PrefixCache:
         if count > self.num_available():
             return False
         old = lease.pages[first:last]
-        lease.pages = _table(lease.pages[:first], self._allocate(count), lease.pages[last:])
-        self._ledger.unlease(old)
+        lease.pages = _table(lease.pages[:first], self._allocate(lease.namespace, count), lease.pages[last:])
+        self._give_up(lease, old)
         return True
 
     def make_room(self, num_pages: int) -> int:
@@ -142,7 +147,7 @@ class PrefixCache:
             self._tree.join(parent)
         if before:
             self._tree.join(before)
-        self._ledger.unlease(own[:num_known])
+        self._give_up(lease, own[:num_known])
         return num_known
 
     def release(self, lease: PageLease) -> None:
@@ -150,7 +155,8 @@ class PrefixCache:
         self._expect_live(lease)
         self._leases.remove(lease)
         self._order.touch(lease.pages[: lease.num_shared])
-        self._ledger.unlease(lease.pages)
+        self._ledger.unlease(lease.pages[: lease.num_shared])
+        self._give_up(lease, lease.pages[lease.num_shared :])
         if lease._end:
             self._tree.unpin(lease._end)
             self._order.offer(lease._end)
@@ -176,6 +182,8 @@ class PrefixCache:
         dropped = self._tree.prune()
         if dropped:
             self._ledger.leave_tree(np.concatenate([node.pages for node in dropped]))
+        for node in dropped:
+            self._order.shares.add(node.namespace, -len(node.pages))
         return sum(len(node.pages) for node in dropped)
 
     def counts(self) -> PageCounts:
@@ -209,9 +217,15 @@ class PrefixCache:
         self._ledger.lease(shared)
         return shared, end
 
-    def _allocate(self, num_pages: int) -> Int32Array:
+    def _allocate(self, namespace: bytes, num_pages: int) -> Int32Array:
+        """The new pages count as the owner's already while room is made for them."""
+        self._order.shares.add(namespace, num_pages)
         self.make_room(num_pages)
         return self._ledger.allocate(num_pages)
+
+    def _give_up(self, lease: PageLease, private: Int32Array) -> None:
+        self._ledger.unlease(private)
+        self._order.shares.add(lease.namespace, -len(private))
 
     def _expect_live(self, lease: PageLease) -> None:
         if lease not in self._leases:
@@ -235,9 +249,19 @@ class PrefixCache:
                 raise InvariantError("an unpinned page was released later than the one before it")
         if not np.array_equal(pins >= 0, self._ledger.in_tree) or num_pages != np.count_nonzero(pins >= 0):
             raise InvariantError("a page is in two nodes, or the ledger and the tree disagree on what is in it")
-        if num_cached != self._ledger.num_cached or leaves != self._order.offered():
+        if num_cached != self._ledger.num_cached or leaves != self._order.leaves.offered():
             raise InvariantError("not everything that is counted as evictable would be evicted")
+        self._order.shares.check(self._num_owned(), leaves)
         return pins
+
+    def _num_owned(self) -> Counter[bytes]:
+        """Pages of each owner, counted anew."""
+        owned: Counter[bytes] = Counter()
+        for node in self._tree.nodes():
+            owned[cache_owner(node.namespace)] += len(node.pages)
+        for lease in self._leases:
+            owned[cache_owner(lease.namespace)] += len(lease.pages) - lease.num_shared
+        return owned
 
     def _check_leases(self, pins: NDArray[np.int32]) -> None:
         for lease in self._leases:

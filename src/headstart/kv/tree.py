@@ -23,13 +23,15 @@ from headstart.core.errors import InvariantError
 @dataclass(slots=True, eq=False)
 class Node:
     """`pages` [n], `edge` n pages of tokens. A root has no parent and no pages; its edge is its namespace. A node
-    that was taken out or merged away has no parent either."""
+    that was taken out or merged away has no parent either. A node knows its namespace: walking up to the root would
+    cost each eviction the depth of the tree."""
 
     edge: bytes
     pages: Int32Array
     parent: "Node | None"
     children: dict[bytes, "Node"] = field(default_factory=dict)
     pins: int = 0
+    namespace: bytes = b""
 
 
 class Walk(NamedTuple):
@@ -80,7 +82,7 @@ class RadixTree:
 
     def root(self, namespace: bytes) -> Node:
         """The namespace's root, made where missing."""
-        return self._roots.setdefault(namespace, Node(namespace, EMPTY, None))
+        return self._roots.setdefault(namespace, Node(namespace, EMPTY, None, namespace=namespace))
 
     def end(self, walk: Walk) -> Node:
         """The node that ends exactly where a walk of at least one page did; splits one where it ended inside."""
@@ -108,7 +110,7 @@ class RadixTree:
         key = edge[: self.page_bytes]
         if key in parent.children:
             raise InvariantError("the tree already has a page of these tokens")
-        child = Node(edge, pages, parent, pins=1)
+        child = Node(edge, pages, parent, pins=1, namespace=parent.namespace)
         parent.children[key] = child
         return child
 
@@ -178,6 +180,8 @@ class RadixTree:
                 raise InvariantError("a node's tokens are not whole pages")
             if node.pins < sum(child.pins for child in node.children.values()):
                 raise InvariantError("a node's children have pins that it lacks")
+            if node.parent is None or node.namespace != node.parent.namespace:
+                raise InvariantError("a node is in another namespace than its parent")
             if len(node.children) == 1 and next(iter(node.children.values())).pins >= node.pins:
                 raise InvariantError("a chain that no lease ends inside is more than one node")
 
@@ -192,7 +196,8 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         cut = num_upper * self.page_bytes
-        upper = Node(node.edge[:cut], node.pages[:num_upper].copy(), parent, pins=node.pins)
+        pages = node.pages[:num_upper].copy()
+        upper = Node(node.edge[:cut], pages, parent, pins=node.pins, namespace=node.namespace)
         parent.children[self._key(node)] = upper
         node.edge = node.edge[cut:]
         node.pages = node.pages[num_upper:].copy()

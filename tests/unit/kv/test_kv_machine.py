@@ -1,7 +1,8 @@
 """PrefixCache against a naive model, over random histories, with every owner set checked after every operation.
 
 The model keeps one entry per cached prefix and finds the next page to evict by looking at all of them. It predicts every
-match, every grant and refusal, every count of pages, and what each page holds: pages are labelled with the prefix whose
+match, every grant and refusal, every count of pages, who gives pages up first where owners have shares, and what each
+page holds: pages are labelled with the prefix whose
 KV they would hold, writers and launched steps scribble over theirs until they end, and no shared page may ever change.
 """
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from headstart.core.arrays import Int32Array, int32_array
 from headstart.core.errors import InvariantError
+from headstart.core.identity import cache_owner, divide_namespace
 from headstart.kv.cache import Match, PageCounts, PageLease, PrefixCache
 
 NUM_OPERATIONS = int(os.environ.get("HEADSTART_KV_OPERATIONS", "100000"))
@@ -30,6 +32,8 @@ STEPS_PER_EXAMPLE = 20
 OPERATIONS_PER_STEP = 10
 MAX_TOKENS = 12
 MAX_LEASES = 6
+NAMESPACES = (b"one", divide_namespace(b"one" * 6, b"part"), b"one" * 6, b"other")
+"""Of three owners: the middle two are one owner's."""
 OPERATIONS = (
     *("admit", "admit", "admit", "commit", "commit", "commit", "release", "release", "release", "extend", "replace"),
     *("open_write", "close_write", "hold", "unhold", "squeeze"),
@@ -57,8 +61,10 @@ class NaiveCache:
         self.tick += 1
         self.last_use |= dict.fromkeys(prefixes, self.tick)
 
-    def evict_oldest(self, pinned: set[Prefix]) -> Prefix | None:
+    def evict_oldest(self, pinned: set[Prefix], owner: bytes | None = None) -> Prefix | None:
         unpinned = self.last_use.keys() - pinned
+        if owner is not None:
+            unpinned = {prefix for prefix in unpinned if cache_owner(prefix[0]) == owner}
         oldest = min(unpinned, key=lambda prefix: (self.last_use[prefix], -len(prefix[1])), default=None)
         if oldest is not None:
             del self.last_use[oldest]
@@ -90,11 +96,12 @@ class KVMachine(RuleBasedStateMachine):
         super().__init__()
         self.operations = operations
 
-    @initialize(page_size=st.integers(1, 3), num_pages=st.integers(6, 24))
-    def build(self, page_size: int, num_pages: int) -> None:
+    @initialize(page_size=st.integers(1, 3), num_pages=st.integers(6, 24), owner_pages=st.none() | st.integers(1, 12))
+    def build(self, page_size: int, num_pages: int, owner_pages: int | None) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
-        self.cache = PrefixCache(num_pages, page_size)
+        self.owner_pages = owner_pages
+        self.cache = PrefixCache(num_pages, page_size, owner_pages)
         self.model = NaiveCache(page_size)
         self.page_of: dict[Prefix, int] = {}  # of every cached prefix
         self.content: list[object] = [None] * num_pages
@@ -118,7 +125,7 @@ class KVMachine(RuleBasedStateMachine):
     def admit(self, dice: Dice) -> None:
         """Match a prompt without its last tokens; lease now, later, or what was matched earlier."""
         spare, when = dice.below(3), dice.below(8)
-        namespace = (b"one", b"other")[dice.below(2)]
+        namespace = NAMESPACES[dice.below(len(NAMESPACES))]
         stem = self.matches[-1][2][: dice.below(MAX_TOKENS + 1)] if self.matches else ()
         tokens = (stem + tuple(dice.below(2) for _ in range(dice.below(MAX_TOKENS + 1))))[:MAX_TOKENS]
         match = self.cache.match(namespace, int32_array(tokens), len(tokens) - spare if spare else None)
@@ -134,7 +141,7 @@ class KVMachine(RuleBasedStateMachine):
         num_new = -(-len(tokens) // self.page_size) - match.num_pages + num_spare
         still = min(match.num_pages, self.model.match(namespace, tokens))
         path = self.model.prefixes(namespace, tokens, still)
-        evictable = self.evictable()
+        evictable, owned = self.evictable(), self.owned(namespace, num_new)
         num_free, available = self.num_free(), self.num_free() + len(evictable - set(path))
         assert self.cache.num_available(match) == available
         lease = self.cache.try_lease(match, num_new)
@@ -143,24 +150,26 @@ class KVMachine(RuleBasedStateMachine):
         if lease is not None:
             assert lease.pages[:still].tolist() == [self.page_of[prefix] for prefix in path]
             self.model.use(path)
-            self.take(lease.pages[still:], num_free, self.pinned() | set(path))
+            self.take(lease.pages[still:], num_free, self.pinned() | set(path), owned)
             self.holders.append(Holder(lease, namespace, tokens))
             assert (lease.num_shared, len(lease.pages)) == (still, still + num_new)
 
     def extend(self, dice: Dice) -> None:
         lease, num_new = self.pick(dice).lease, dice.below(4)
+        owned = self.owned(lease.namespace, num_new)
         before, num_free, available = lease.pages, self.num_free(), self.num_free() + len(self.evictable())
         grown = self.cache.try_extend(lease, num_new)
         assert grown == (num_new <= available)
         self.operations["extend" if grown else "refused extend"] += 1
         assert lease.pages[: len(before)].tolist() == before.tolist()
         assert len(lease.pages) == len(before) + num_new * grown
-        self.take(lease.pages[len(before) :], num_free, self.pinned())
+        self.take(lease.pages[len(before) :], num_free, self.pinned(), owned)
 
     def replace(self, dice: Dice) -> None:
         lease = self.pick(dice).lease
         first = min(lease.num_shared + dice.below(3), len(lease.pages))
         last = min(first + 1 + dice.below(3), len(lease.pages))
+        owned = self.owned(lease.namespace, last - first)
         before, num_free, available = lease.pages, self.num_free(), self.num_free() + len(self.evictable())
         replaced = self.cache.try_replace(lease, first, last - first)
         assert replaced == (last - first <= available)
@@ -169,7 +178,7 @@ class KVMachine(RuleBasedStateMachine):
         assert lease.pages[kept].tolist() == before[kept].tolist()
         if replaced:
             assert not set(lease.pages[first:last].tolist()) & set(before.tolist())
-            self.take(lease.pages[first:last], num_free, self.pinned())
+            self.take(lease.pages[first:last], num_free, self.pinned(), owned)
 
     def commit(self, dice: Dice) -> None:
         holder, num_tokens = self.pick(dice), dice.below(3 * MAX_TOKENS)
@@ -234,7 +243,7 @@ class KVMachine(RuleBasedStateMachine):
                 del self.model.last_use[prefix], self.page_of[prefix]
         else:
             self.operations["make_room"] += 1
-            self.evict(num_pages - self.num_free(), self.pinned())
+            self.evict(num_pages - self.num_free(), self.pinned(), self.owned())
             assert self.cache.make_room(num_pages) == self.num_free()
 
     # ---- what must hold after each ----
@@ -290,14 +299,34 @@ class KVMachine(RuleBasedStateMachine):
         )
         return PageCounts(*(states[name] for name in ("inflight", "private", "pinned", "cached", "free")))
 
-    def evict(self, num_pages: int, pinned: set[Prefix]) -> None:
-        readers = self.readers()
-        while num_pages > 0 and (prefix := self.model.evict_oldest(pinned)) is not None:
-            num_pages -= readers[self.page_of.pop(prefix)] == 0
+    def owned(self, namespace: bytes = b"", num_new: int = 0) -> Counter[bytes]:
+        """Pages of each owner, with those that are about to be handed out."""
+        owned = Counter(cache_owner(prefix[0]) for prefix in self.page_of)
+        for holder in self.holders:
+            owned[cache_owner(holder.namespace)] += len(holder.lease.pages) - holder.lease.num_shared
+        owned[cache_owner(namespace)] += num_new
+        return owned
 
-    def take(self, pages: Int32Array, num_free: int, pinned: set[Prefix]) -> None:
+    def evict(self, num_pages: int, pinned: set[Prefix], owned: Counter[bytes]) -> None:
+        """Owners beyond their share first, down to it, the farthest first; then whatever is oldest."""
+        limit = self.num_pages * 2 if self.owner_pages is None else self.owner_pages
+        beyond = sorted(((count - limit, owner) for owner, count in owned.items() if count > limit), reverse=True)
+        for excess, owner in beyond:
+            num_pages = self.drop(num_pages, pinned, owner, excess)
+        self.drop(num_pages, pinned, None, self.num_pages)
+
+    def drop(self, num_pages: int, pinned: set[Prefix], owner: bytes | None, most: int) -> int:
+        """Returns how many of `num_pages` are still to be freed."""
+        readers = self.readers()
+        while num_pages > 0 and most > 0 and (prefix := self.model.evict_oldest(pinned, owner)) is not None:
+            self.operations["eviction" if owner is None else "eviction for a share"] += 1
+            num_pages -= int(readers[self.page_of.pop(prefix)] == 0)
+            most -= 1
+        return num_pages
+
+    def take(self, pages: Int32Array, num_free: int, pinned: set[Prefix], owned: Counter[bytes]) -> None:
         """`pages` were just handed out where `num_free` were free: nothing else may own them, now or later."""
-        self.evict(len(pages) - num_free, pinned)
+        self.evict(len(pages) - num_free, pinned, owned)
         assert not self.written()[pages].any()
         assert not self.readers()[pages].any()
         assert not set(pages.tolist()) & set(self.page_of.values())
@@ -322,7 +351,9 @@ def test_100_000_random_operations_agree_with_a_naive_cache() -> None:
         ),
     )
     print(f"{operations.total()} operations: {dict(operations.most_common())}")
+    evictions = operations.pop("eviction"), operations.pop("eviction for a share")
     assert operations.total() >= NUM_OPERATIONS
+    assert min(evictions) > 100
     assert (
         min(operations[kind] for kind in ("refused lease", "stale lease", "refused extend", "replace", "flush")) > 100
     )
