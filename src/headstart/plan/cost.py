@@ -67,6 +67,7 @@ class CostModel:
 
     name: str
     device: str  # "cpu" or "cuda": what a worker's "auto" settings resolve by
+    kv_token_bytes: int  # of one token in the pool, all layers: what a transfer moves
     decode: StepCoefficients
     prefill: StepCoefficients
     link: LinkCoefficients

@@ -59,6 +59,7 @@ def sheet_model(
     return CostModel(
         name=f"{model.name} on {sharding.tp} x {card.name}",
         device="cuda",
+        kv_token_bytes=model.kv_bytes_per_token(sharding.kv_dtype),
         decode=_step(model, sharding, rates, assumed, head_params=model.weights.head),
         prefill=_step(model, sharding, rates, assumed, head_params=0),
         link=LinkCoefficients(assumed.link_latency_s, 1 / rates.link),
