@@ -1,0 +1,193 @@
+"""What a split of workers into prefill and decode can carry, in closed form: to choose what is worth simulating.
+
+The steady state is taken to be the largest decode batch that nothing forbids. With B requests running on each of n_d
+decode workers, outputs of O tokens and steps of T(B) seconds, requests end at the rate n_d * B / (O * T(B)); the batch
+grows until it meets its first bound: its pool, its row limit, the inter-token target, the prefill workers' rate, the
+link's, or the load itself. That bound is the binding constraint.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from statistics import fmean
+
+from headstart.plan.cost import CostModel
+from headstart.plan.demand import Ask, PromptWork, delta_tokens, held, placed, prompt_work
+from headstart.sim.cost import StepShape
+
+
+class Bound(Enum):
+    """What keeps a decode batch from being larger. The value says it in words."""
+
+    RESIDENCY = "decode residency: the pool holds no more requests"
+    ROWS = "decode rows: the limit on running requests"
+    ITL = "the ITL target: a larger batch makes steps too long"
+    PREFILL = "prefill compute: the decode workers wait for prompts"
+    LINK = "the link: KV does not arrive faster"
+    DECODE = "decode bandwidth: everyone runs, and steps take the time"
+    LATENCY = "the clients: they spend most of their time in prefill of an idle system"
+    LOAD = "the offered load: all of it is served"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    num_prefill: int
+    num_decode: int
+
+    def __str__(self) -> str:
+        return f"{self.num_prefill}P{self.num_decode}D"
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Who asks what: clients that wait for their answers, or a rate of requests per second."""
+
+    asks: tuple[Ask, ...]
+    warm: tuple[Ask, ...] = ()
+    """Asked before, and not counted."""
+    num_clients: int | None = None
+    rate: float | None = None
+
+    @property
+    def output_len(self) -> float:
+        return fmean(ask.answer.length for ask in self.asks)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One prefill or decode worker of the deployment; both kinds have the same cards."""
+
+    costs: CostModel
+    pool_tokens: int
+    chunk: int
+    """Prompt tokens of one prefill step."""
+    max_running: int
+    keeps_cache: bool = True
+    """Decode workers match prompts against what they hold; otherwise every request has KV of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Steady state of a split. Times in seconds, rates in requests per second."""
+
+    split: Split
+    batch: int
+    """Requests that run on each decode worker."""
+    throughput: float
+    ttft_s: float
+    itl_s: float
+    resident_tokens: float
+    """KV that the batch pins on each decode worker, answers counted whole."""
+    bound: Bound
+    prefill_rate: float
+    """What the prefill workers could carry."""
+    link_rate: float
+
+
+def estimate(split: Split, offered: Offered, worker: Worker, itl_target_s: float | None) -> Estimate:
+    """The largest batch within every bound. A batch of one is taken even where it breaks the target."""
+    steady = _Steady(split, offered, worker, itl_target_s)
+    low, high = 1, worker.max_running + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if steady.bound(middle) is None else (low, middle)
+    bound = steady.bound(high) or Bound.ROWS
+    rate = min(steady.rate(low), steady.prefill_rate, steady.link_rate, offered.rate or float("inf"))
+    return Estimate(
+        split,
+        low,
+        rate,
+        steady.ttft(rate, low),
+        steady.step_s(low),
+        steady.resident(low),
+        steady.spoken(bound, low),
+        steady.prefill_rate,
+        steady.link_rate,
+    )
+
+
+class _Steady:
+    """One split's rates as functions of the decode batch."""
+
+    def __init__(self, split: Split, offered: Offered, worker: Worker, itl_target_s: float | None) -> None:
+        self._split = split
+        self._offered = offered
+        self._worker = worker
+        self._itl_target_s = itl_target_s
+        work = prompt_work(offered.asks, split.num_prefill, warm=offered.warm)
+        self.prompt_s = fmean(prompt_time(job, worker) for job in work)
+        self.prefill_rate = split.num_prefill / self.prompt_s
+        places = placed((*offered.warm, *offered.asks), split.num_decode, offered.num_clients or worker.max_running)
+        self._fullest = max(places, key=len)
+        asks = [ask for place in places for ask in place]
+        moved = delta_tokens(asks, places) if worker.keeps_cache else fmean(ask.prompt_len for ask in asks)
+        self.transfer_s = worker.costs.link_time(round(moved * worker.costs.kv_token_bytes))
+        self.link_rate = min(split.num_prefill, split.num_decode) / self.transfer_s
+        self.idle_s = self.prompt_s + self.transfer_s
+        self.step_s = lru_cache(None)(self._step_s)
+
+    def rate(self, batch: int) -> float:
+        return self._split.num_decode * batch / (self._offered.output_len * self.step_s(batch))
+
+    def resident(self, batch: int) -> float:
+        batch_held = held(self._fullest, batch, whole=True)
+        return batch_held.unique if self._worker.keeps_cache else batch_held.each
+
+    def ttft(self, rate: float, batch: int) -> float:
+        """Clients that wait: what Little's law leaves beside decoding. A rate: an M/D/1 queue before prefill."""
+        idle_s = self.idle_s + self.step_s(batch)
+        if self._offered.num_clients is not None:
+            return max(idle_s, self._offered.num_clients / rate - self._offered.output_len * self.step_s(batch))
+        use = rate / self.prefill_rate
+        return idle_s + (use / (2 * (1 - use)) * self.prompt_s if use < 1 else float("inf"))
+
+    def bound(self, batch: int) -> Bound | None:
+        """The first bound that `batch` running requests on each decode worker break."""
+        rate = self.rate(batch)
+        clients = self._offered.num_clients
+        broken = {
+            Bound.RESIDENCY: self.resident(batch) > self._worker.pool_tokens,
+            Bound.ROWS: batch > self._worker.max_running,
+            Bound.ITL: self._itl_target_s is not None and self.step_s(batch) > self._itl_target_s,
+            Bound.PREFILL: rate > self.prefill_rate,
+            Bound.LINK: rate > self.link_rate,
+            Bound.DECODE: clients is not None and self._split.num_decode * batch + rate * self.idle_s > clients,
+            Bound.LOAD: self._offered.rate is not None and rate > self._offered.rate,
+        }
+        return next((bound for bound, is_broken in broken.items() if is_broken), None)
+
+    def spoken(self, bound: Bound, batch: int) -> Bound:
+        """Clients that are all served wait for steps, or for prefill of an idle system: whichever takes longer."""
+        waits = self.idle_s > self._offered.output_len * self.step_s(batch)
+        return Bound.LATENCY if bound is Bound.DECODE and waits else bound
+
+    def _step_s(self, batch: int) -> float:
+        batch_held = held(self._fullest, batch, whole=False)
+        each = round(batch_held.each)
+        unique = round(batch_held.unique) if self._worker.keeps_cache else each
+        return self._worker.costs.decode_time(StepShape(batch, batch, each, unique, each))
+
+
+def prompt_time(job: PromptWork, worker: Worker) -> float:
+    """Seconds of a prompt's chunks, one after the other and alone."""
+    seconds, start, end = 0.0, job.num_cached, job.num_cached + job.num_new
+    while start < end:
+        stop = min(end, start + worker.chunk)
+        num_new = stop - start
+        pairs = num_new * start + num_new * (num_new + 1) // 2
+        seconds += worker.costs.prefill_time(StepShape(0, num_new, stop, stop, pairs))
+        start = stop
+    return seconds
+
+
+def narrowed(estimates: Sequence[Estimate], ttft_target_s: float | None, num_neighbours: int = 1) -> list[Split]:
+    """The most promising split and those beside it, by prefill workers."""
+    best = min(estimates, key=lambda e: (_excess(e.ttft_s, ttft_target_s), -e.throughput, e.split.num_prefill))
+    by_prefill = sorted((e.split for e in estimates), key=lambda split: split.num_prefill)
+    place = by_prefill.index(best.split)
+    return by_prefill[max(0, place - num_neighbours) : place + num_neighbours + 1]
+
+
+def _excess(value: float, target: float | None) -> float:
+    return 0.0 if target is None else max(0.0, value / target - 1)

@@ -1,0 +1,75 @@
+"""The P:D curve: what each split of a fixed number of workers delivers. matplotlib loads only when it is drawn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headstart.bench.errors import BenchError
+from headstart.plan.capacity import Split
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+"""Okabe and Ito's, told apart by colour-blind readers."""
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Requests per second by split: simulated, and in closed form where the splits were not all simulated."""
+
+    name: str
+    simulated: tuple[tuple[Split, float], ...]
+    estimated: tuple[tuple[Split, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    title: str
+    curves: tuple[Curve, ...]
+    y_label: str = "goodput (requests/s)"
+
+
+def draw(panels: Sequence[Panel], path: Path) -> list[Path]:
+    """Write `path` with the endings .png and .svg, the same bytes for the same curves. Raises BenchError without
+    matplotlib."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise BenchError("--figure needs matplotlib: pip install 'headstart[dev]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "headstart"
+    size = (6.2 * len(panels), 4.4)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+    for panel, panel_axes in zip(panels, axes[0], strict=True):
+        _draw_panel(panel_axes, panel)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    paths = [path.with_suffix(ending) for ending in (".png", ".svg")]
+    for written in paths:
+        figure.savefig(written, dpi=130, metadata={"Date": None} if written.suffix == ".svg" else {"Software": None})
+    pyplot.close(figure)
+    return paths
+
+
+def _draw_panel(axes: Any, panel: Panel) -> None:
+    splits = sorted({split for curve in panel.curves for split, _ in (*curve.simulated, *curve.estimated)}, key=_share)
+    for curve, colour, marker in zip(panel.curves, COLOURS, MARKERS, strict=False):
+        if curve.estimated:
+            points = sorted(curve.estimated, key=lambda point: _share(point[0]))
+            xs, ys = [splits.index(split) for split, _ in points], [rate for _, rate in points]
+            axes.plot(xs, ys, color=colour, linestyle="--", linewidth=1, label=f"{curve.name}, closed form")
+        points = sorted(curve.simulated, key=lambda point: _share(point[0]))
+        xs, ys = [splits.index(split) for split, _ in points], [rate for _, rate in points]
+        axes.plot(xs, ys, color=colour, marker=marker, markersize=6, linewidth=1.8, label=curve.name)
+    axes.set_xticks(range(len(splits)), [f"{split.num_prefill}:{split.num_decode}" for split in splits])
+    axes.set_xlabel("prefill workers : decode workers")
+    axes.set_ylabel(panel.y_label)
+    axes.set_ylim(bottom=0)
+    axes.set_title(panel.title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def _share(split: Split) -> float:
+    return split.num_prefill / split.num_decode

@@ -1,0 +1,90 @@
+"""Which bound a split meets first, and that estimates agree with arithmetic done by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from headstart.bench.workload import Length, SharedPrefix
+from headstart.plan.capacity import Bound, Estimate, Offered, Split, Worker, estimate, narrowed, prompt_time
+from headstart.plan.cost import CostModel, LinkCoefficients, StepCoefficients
+from headstart.plan.demand import PromptWork, asks_of
+
+STEP = StepCoefficients(fixed_s=0.01, weights_s=0.0, kv_token_s=1e-7, row_s=1e-4, request_s=0.0, pair_s=0.0)
+PROMPT = StepCoefficients(0.0, 0.0, 0.0, 1e-4, 0.0, 0.0)
+COSTS = CostModel("by hand", "cuda", 1000, STEP, PROMPT, LinkCoefficients(0.0, 1e-10))
+WORKER = Worker(COSTS, pool_tokens=10_000_000, chunk=4096, max_running=256)
+ASKS = tuple(asks_of(SharedPrefix(4, 64, Length(9000), Length(1001), Length(100)).build(1).measured))
+ONE_EACH = Split(1, 1)
+CLIENTS = Offered(ASKS, num_clients=64)
+
+
+def estimated(
+    split: Split = ONE_EACH, offered: Offered = CLIENTS, worker: Worker = WORKER, itl_s: float | None = None
+) -> Estimate:
+    return estimate(split, offered, worker, itl_s)
+
+
+def test_prefill_workers_that_are_too_few_bind() -> None:
+    found = estimated(offered=replace(CLIENTS, num_clients=256))
+    mean_prompt_s = 1e-4 * (4 * 10_000 + 252 * 1000) / 256
+    assert found.bound is Bound.PREFILL
+    assert found.throughput <= found.prefill_rate == pytest.approx(1 / mean_prompt_s)
+
+
+def test_more_prefill_workers_move_the_bound_to_decode() -> None:
+    found = estimated(Split(8, 1))
+    assert found.bound is Bound.DECODE
+    assert 1 <= found.batch < 64
+
+
+def test_a_small_pool_binds_and_sharing_lifts_it() -> None:
+    small = replace(WORKER, pool_tokens=100_000)
+    alone = estimated(Split(8, 1), worker=replace(small, keeps_cache=False))
+    assert (alone.bound, alone.batch) == (Bound.RESIDENCY, 100_000 // (10_001 + 100))
+    shared = estimated(Split(8, 1), worker=small)
+    assert shared.batch > 4 * alone.batch
+    assert shared.resident_tokens <= 100_000
+
+
+def test_an_itl_target_caps_the_batch() -> None:
+    tight = estimated(Split(8, 1), itl_s=0.0165)
+    assert tight.bound is Bound.ITL
+    assert tight.itl_s <= 0.0165
+    assert tight.batch < estimated(Split(8, 1)).batch
+
+
+def test_a_limit_on_rows_binds() -> None:
+    assert estimated(Split(8, 1), worker=replace(WORKER, max_running=5)).bound is Bound.ROWS
+
+
+def test_a_slow_link_binds_where_everything_is_moved() -> None:
+    slow = replace(WORKER, costs=replace(COSTS, link=LinkCoefficients(0.0, 1e-7)), keeps_cache=False)
+    assert estimated(Split(8, 1), worker=slow).bound is Bound.LINK
+
+
+def test_a_light_offered_load_is_served_whole_and_waits_for_nothing() -> None:
+    found = estimated(Split(2, 2), Offered(ASKS, rate=0.5))
+    assert found.bound is Bound.LOAD
+    assert found.throughput == pytest.approx(0.5, rel=0.2)
+    assert found.ttft_s < 0.5
+
+
+def test_a_load_that_is_too_heavy_never_settles() -> None:
+    found = estimated(ONE_EACH, Offered(ASKS, rate=100.0))
+    assert found.bound is Bound.PREFILL
+    assert found.throughput < 100
+
+
+def test_a_prompt_costs_its_chunks() -> None:
+    costs = replace(COSTS, prefill=StepCoefficients(0.5, 0.0, 0.0, 1e-3, 0.0, 1e-6))
+    worker = replace(WORKER, costs=costs, chunk=100)
+    pairs = 150 * 1000 + 150 * 151 / 2
+    assert prompt_time(PromptWork(150, 1000), worker) == pytest.approx(2 * 0.5 + 150e-3 + 1e-6 * pairs)
+
+
+def test_neighbours_of_the_best_split_are_worth_a_simulation() -> None:
+    estimates = [estimated(Split(n, 8 - n)) for n in range(1, 8)]
+    best = max(estimates, key=lambda e: e.throughput).split
+    splits = narrowed(estimates, ttft_target_s=None)
+    assert best in splits
+    assert len(splits) <= 3
