@@ -1,5 +1,6 @@
 """A client's view of one choice, and the one thing every request is owed: exactly one end."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headstart.core.clock import Clock
@@ -15,10 +16,12 @@ class Handle:
     request: Request
     clock: Clock
     submitted_at: float
+    on_end: Callable[[], None] = lambda: None
     tokens: list[int] = field(default_factory=list)
     deltas: list[TokenDelta] = field(default_factory=list)
     finished: Finished | None = None
     failed: Failed | None = None
+    token_times: list[float] = field(default_factory=list)
     first_token_at: float | None = None
     ended_at: float | None = None
 
@@ -28,19 +31,21 @@ class Handle:
         if self.first_token_at is None:
             self.first_token_at = self.clock.now()
         self.tokens += delta.token_ids
+        self.token_times += [self.clock.now()] * len(delta.token_ids)
         self.deltas.append(delta)
 
     def on_finished(self, finished: Finished) -> None:
-        self._end()
         self.finished = finished
+        self._end()
 
     def on_failed(self, failed: Failed) -> None:
-        self._end()
         self.failed = failed
+        self._end()
 
     def _end(self) -> None:
         assert not self.is_done, "a second terminal event"
         self.ended_at = self.clock.now()
+        self.on_end()
 
     @property
     def is_done(self) -> bool:
