@@ -1,0 +1,146 @@
+"""Which split to choose: closed forms say where to look, simulations decide.
+
+Every split of the workers is estimated. The best and its neighbours are simulated, then further neighbours as long as the
+best of those simulated lies at the edge. Where steps turn out longer than the targets allow, the split is simulated again
+with fewer requests running at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headstart.plan.capacity import Bound, Estimate, Split, narrowed
+
+MAX_CAPS = 4
+"""Simulations of one split with ever fewer running requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Milliseconds; None where nothing is asked for."""
+
+    ttft_p50_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    itl_p50_ms: float | None = None
+    itl_p99_ms: float | None = None
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """What one request's time to first token is held against: nearly all of them must be below."""
+        return self.ttft_p99_ms if self.ttft_p99_ms is not None else self.ttft_p50_ms
+
+    @property
+    def itl_ms(self) -> float | None:
+        """What one request's mean time per output token is held against."""
+        return self.itl_p99_ms if self.itl_p99_ms is not None else self.itl_p50_ms
+
+    @property
+    def tightest_itl_ms(self) -> float | None:
+        given = [value for value in (self.itl_p50_ms, self.itl_p99_ms) if value is not None]
+        return min(given, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Milliseconds."""
+
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a simulation of one split gave. Rates are requests per second."""
+
+    split: Split
+    max_running: int
+    throughput: float
+    goodput: float
+    """Of requests that met the targets, each for itself."""
+    output_throughput: float
+    latencies: Latencies
+    running: float
+    """Mean requests running on a decode worker."""
+    pool_share: float
+    """Mean share of a decode worker's pool that is neither free nor evictable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    target: str
+    value_ms: float
+    target_ms: float
+
+    @property
+    def excess(self) -> float:
+        return self.value_ms / self.target_ms - 1
+
+    def __str__(self) -> str:
+        over_ms = self.value_ms - self.target_ms
+        return f"{self.target} is {self.value_ms:.1f} ms, {over_ms:.1f} ms ({100 * self.excess:.0f} %) over {self.target_ms:g} ms"
+
+
+def misses(latencies: Latencies, targets: Targets) -> list[Miss]:
+    """Targets that are not met."""
+    found = []
+    for name, label in (
+        ("ttft_p50_ms", "TTFT p50"),
+        ("ttft_p99_ms", "TTFT p99"),
+        ("itl_p50_ms", "ITL p50"),
+        ("itl_p99_ms", "ITL p99"),
+    ):
+        target, value = getattr(targets, name), getattr(latencies, name)
+        if target is not None and value > target:
+            found.append(Miss(label, value, target))
+    return found
+
+
+Simulate = Callable[[Split, int], Trial]
+"""A split with at most so many requests running on each decode worker."""
+
+
+def choose(estimates: Sequence[Estimate], targets: Targets, max_running: int, simulate: Simulate) -> list[Trial]:
+    """Simulated splits, the best first: most goodput among those that meet every target, else the least miss."""
+    by_prefill = sorted(estimates, key=lambda estimate: estimate.split.num_prefill)
+    splits = [estimate.split for estimate in by_prefill]
+    trials: dict[Split, Trial] = {}
+    ttft_ms = targets.ttft_ms
+    wanted = narrowed(by_prefill, None if ttft_ms is None else ttft_ms / 1e3)
+    while wanted:
+        for split in wanted:
+            estimate = by_prefill[splits.index(split)]
+            trials[split] = within_itl(simulate, split, first_cap(estimate, targets, max_running), targets)
+        place = splits.index(best_of(list(trials.values()), targets)[0].split)
+        around = splits[max(0, place - 1) : place + 2]
+        wanted = [split for split in around if split not in trials]
+    return best_of(list(trials.values()), targets)
+
+
+def first_cap(estimate: Estimate, targets: Targets, max_running: int) -> int:
+    """Requests to let run: as many as the ITL target admits by the closed form."""
+    tightest = targets.tightest_itl_ms
+    return max_running if tightest is None or estimate.bound is not Bound.ITL else min(max_running, estimate.batch)
+
+
+def within_itl(simulate: Simulate, split: Split, max_running: int, targets: Targets) -> Trial:
+    """The split with as many running requests as the ITL targets admit, found in a few simulations."""
+    trial = simulate(split, max_running)
+    for _ in range(MAX_CAPS - 1):
+        over = [miss for miss in misses(trial.latencies, targets) if miss.target.startswith("ITL")]
+        cap = min(trial.max_running, round(trial.running))
+        if not over or cap <= 1:
+            break
+        worst = max(miss.excess for miss in over)
+        trial = simulate(split, max(1, min(cap - 1, int(cap / (1 + worst)))))
+    return trial
+
+
+def best_of(trials: Sequence[Trial], targets: Targets) -> list[Trial]:
+    """Best first. Ties go to fewer prefill workers."""
+
+    def rank(trial: Trial) -> tuple[float, float, int]:
+        over = max((miss.excess for miss in misses(trial.latencies, targets)), default=0.0)
+        return over, -trial.goodput, trial.split.num_prefill
+
+    return sorted(trials, key=rank)
