@@ -52,13 +52,13 @@ class Serve:
     log: LogSettings = field(default_factory=LogSettings)
 
     def run(self) -> int:
-        from headstart.config.secret_files import with_api_keys
+        from headstart.config.secret_files import with_keys_of_files
         from headstart.worker.serve import ServePlan, serve
 
         if self.prefill < 0 or self.decode < 1:
             raise ConfigError(f"--prefill {self.prefill} --decode {self.decode}: at least one decode worker is needed")
         refuse_conflicts(self.worker)
-        gateway = with_api_keys(self.gateway)
+        gateway = with_keys_of_files(self.gateway)
         plan = ServePlan(self.model, gateway, self.worker, self.prefill, self.decode, self.log.spec)
         return serve(plan)
 
@@ -74,14 +74,14 @@ class Gateway:
     log: LogSettings = field(default_factory=LogSettings)
 
     def run(self) -> int:
-        from headstart.config.secret_files import with_api_keys
+        from headstart.config.secret_files import with_keys_of_files
         from headstart.worker.gateway_process import run_gateway_process
         from headstart.worker.serve import check_ports, prepare_model
         from headstart.worker.spec import GatewaySpec, served_name
 
         refuse_conflicts(self.worker)
         check_ports(self.gateway)
-        gateway = with_api_keys(self.gateway)
+        gateway = with_keys_of_files(self.gateway)
         folder = prepare_model(self.model)
         name = served_name(self.model, self.worker.model)
         run_gateway_process(GatewaySpec(name, str(folder), gateway, self.worker, log=self.log.spec))

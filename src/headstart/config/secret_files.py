@@ -22,14 +22,26 @@ def read_secret(path: Path, flag: str) -> str:
     return text
 
 
-def with_api_keys(settings: GatewaySettings) -> GatewaySettings:
-    """`settings` with the keys of --api-key-file as its keys: one a line, empty lines count for nothing."""
-    if not settings.api_key_file:
-        return settings
-    lines = read_secret(Path(settings.api_key_file).expanduser(), "--api-key-file").splitlines()
+def with_keys_of_files(settings: GatewaySettings) -> GatewaySettings:
+    """`settings` with the keys of --api-key-file and --admin-key-file as its keys."""
+    access = settings.access
+    if access.api_key_file:
+        keys = _keys(access.api_key_file, "--api-key-file")
+        access = replace(access, api_key=",".join(keys), api_key_file="")
+    if access.admin_key_file:
+        keys = _keys(access.admin_key_file, "--admin-key-file")
+        if len(keys) > 1:
+            raise ConfigError(f"--admin-key-file {access.admin_key_file} holds {len(keys)} keys, not one")
+        access = replace(access, admin_api_key=keys[0], admin_key_file="")
+    return replace(settings, access=access)
+
+
+def _keys(path: str, flag: str) -> list[str]:
+    """One a line; empty lines count for nothing. Raises ConfigError where there is none."""
+    lines = read_secret(Path(path).expanduser(), flag).splitlines()
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
-        raise ConfigError(f"--api-key-file {settings.api_key_file} holds no key")
+        raise ConfigError(f"{flag} {path} holds no key")
     if any("," in key for key in keys):
-        raise ConfigError(f"--api-key-file {settings.api_key_file}: one key a line, without commas")
-    return replace(settings, api_key=",".join(keys), api_key_file="")
+        raise ConfigError(f"{flag} {path}: one key a line, without commas")
+    return keys

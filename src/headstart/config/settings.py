@@ -63,6 +63,9 @@ class CacheSettings:
     """Accepted for scripts that name it: the decode worker's radix cache is on unless --disable-radix-cache."""
     num_reserved_decode_tokens: int = 64
     """Tokens of growth set aside for each admitted request, rounded up to whole pages."""
+    tenant_cache_share: float = 1.0
+    """Fraction of the pool that the pages of one API key may take before its own are evicted first, however recently
+    they were used. 1: no key's pages go before another's. Each worker minds its own pool."""
 
     def __post_init__(self) -> None:
         require(
@@ -80,6 +83,10 @@ class CacheSettings:
         require(
             self.num_reserved_decode_tokens >= 0,
             f"--num-reserved-decode-tokens must not be negative, got {self.num_reserved_decode_tokens}",
+        )
+        require(
+            0 < self.tenant_cache_share <= 1,
+            f"--tenant-cache-share must be above 0 and at most 1, got {self.tenant_cache_share}",
         )
 
 
@@ -146,6 +153,57 @@ class ClusterSettings:
 @dataclass(frozen=True)
 class GatewaySettings:
     """The HTTP side."""
+@dataclass(frozen=True)
+class RecordSettings:
+    """What a process keeps of its decisions, to repeat them with `headstart replay`."""
+
+    record: str = ""
+    """Folder for tapes, one file a process, of everything that its scheduler was told and decided. Prompts and answers
+    are in them as token ids; only their owner can read them. Empty: none."""
+    record_max_mb: int = 1024
+    """Megabytes after which a tape ends."""
+
+    def __post_init__(self) -> None:
+        require(self.record_max_mb >= 1, f"--record-max-mb must be at least 1, got {self.record_max_mb}")
+
+
+@dataclass(frozen=True)
+class AccessSettings:
+    """Who may ask the gateway, and for how much at once."""
+
+    api_key: str = ""
+    """Bearer tokens that clients may send, separated by commas. Each has a cache of its own. Empty: none is asked for."""
+    api_key_file: str = ""
+    """File with such tokens, one a line, in place of --api-key: a command line is no secret."""
+    admin_api_key: str = ""
+    """Bearer token that may empty caches and see the whole cluster (/flush_cache, /cluster, /metrics). Empty: nobody
+    may, but where no keys are set at all and HTTP listens on a loopback address."""
+    admin_key_file: str = ""
+    """File with that token, in place of --admin-api-key."""
+    tenant_max_requests: int = 0
+    """Requests that one API key may have open, each choice of `n` counted; one more is answered 429. 0: no bound."""
+
+    def __post_init__(self) -> None:
+        require(all(self.api_keys), "--api-key has an empty key between its commas")
+        require(not (self.api_key and self.api_key_file), "--api-key and --api-key-file both name keys; give one")
+        require(
+            not (self.admin_api_key and self.admin_key_file),
+            "--admin-api-key and --admin-key-file both name a key; give one",
+        )
+        require(
+            not self.admin_api_key or self.admin_api_key not in self.api_keys,
+            "the key of --admin-api-key or --admin-key-file is also a client's; it must be another",
+        )
+        require(
+            self.tenant_max_requests >= 0,
+            f"--tenant-max-requests must not be negative, got {self.tenant_max_requests}",
+        )
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        return tuple(key.strip() for key in self.api_key.split(",")) if self.api_key else ()
+
+
 
     host: str = "127.0.0.1"
     """Address that HTTP listens on."""
@@ -156,10 +214,7 @@ class GatewaySettings:
     starts prefill workers: those are reached at this address too."""
     control_port: int | Auto = "auto"
     """Port that workers join at. auto: the one after --port."""
-    api_key: str = ""
-    """Bearer tokens that clients may send, separated by commas. Each has a cache of its own. Empty: none is asked for."""
-    api_key_file: str = ""
-    """File with such tokens, one a line, in place of --api-key: a command line is no secret."""
+    access: AccessSettings = field(default_factory=AccessSettings)
     load_balance_method: Literal["cache_aware", "least_loaded"] = "cache_aware"
     """How the gateway picks decode workers. cache_aware: the one that probably holds the prompt's prefix, unless its
     queue is long. least_loaded: the one with the fewest requests."""
@@ -175,13 +230,7 @@ class GatewaySettings:
         require(
             self.resolved_control_port != self.port, f"--port and --control-port are both {self.port}; they must differ"
         )
-        require(all(self.api_keys), "--api-key has an empty key between its commas")
-        require(not (self.api_key and self.api_key_file), "--api-key and --api-key-file both name keys; give one")
         require(self.request_timeout > 0, f"--request-timeout must be positive, got {self.request_timeout}")
-
-    @property
-    def api_keys(self) -> tuple[str, ...]:
-        return tuple(key.strip() for key in self.api_key.split(",")) if self.api_key else ()
 
     @property
     def resolved_control_port(self) -> int:

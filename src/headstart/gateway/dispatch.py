@@ -83,7 +83,7 @@ class Dispatcher:
         """
         now = self._clock.now()
         choice = Choice(request, sink, now + request.remaining_s, Queued(now), tokens=list(request.output_ids))
-        if self.num_unfinished >= self._limits.max_unfinished:
+        if self.is_full:
             sink.on_failed(Failed(choice.ref, ErrorCode.BUSY, "too many unfinished requests, try again later"))
             return
         self.counters["submitted"] += 1
@@ -114,6 +114,11 @@ class Dispatcher:
             return
         workers = [record.ref for record in self.registry.all() if record.may_return]
         self.flushes.start(workers, self._clock.now(), done)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a submission would be answered BUSY."""
+        return self.num_unfinished >= self._limits.max_unfinished
 
     @property
     def num_unfinished(self) -> int:

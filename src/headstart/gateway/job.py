@@ -33,6 +33,11 @@ class Work:
     num_top_logprobs: int | None = None
     skip_special_tokens: bool = True
 
+    @property
+    def num_total(self) -> int:
+        """Choices over all prompts."""
+        return len(self.prompts) * self.num_choices
+
 
 class Job:
     """Submits Work and yields its events in order of arrival."""
@@ -44,7 +49,7 @@ class Job:
         self._max_buffered = max_buffered
         self._events: deque[Event] = deque()
         self._wake = asyncio.Event()
-        self._num_open = len(work.prompts) * work.num_choices
+        self._num_open = work.num_total
         self._closed = False
 
     def submit(self, tokenizer: TextTokenizer) -> None:
@@ -123,4 +128,4 @@ class Job:
 
 
 def all_choices(work: Work) -> Sequence[int]:
-    return range(len(work.prompts) * work.num_choices)
+    return range(work.num_total)

@@ -1,12 +1,14 @@
 """What the HTTP handlers share. Built once by the server, or by a test around a scripted worker."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
 from prometheus_client import CollectorRegistry
 
 from headstart.core.clock import Clock
-from headstart.core.errors import ErrorCode
+from headstart.core.errors import ErrorCode, RequestError
+from headstart.core.identity import cache_owner
 from headstart.gateway.api.auth import KeyRing
 from headstart.gateway.dispatch import Dispatcher
 from headstart.gateway.job import Job
@@ -22,6 +24,8 @@ class HttpLimits:
     request_timeout_s: float = 600.0  # deadline where the client sets none, and the longest it may set
     max_body_bytes: int = 16 << 20
     max_buffered_events: int = 4096  # of one response, while its client does not read; beyond it, it is cancelled
+    max_read_bytes: int = 64 << 20  # of all bodies being read and checked at a time; beyond it, 429
+    body_timeout_s: float = 60.0  # for a body to arrive; beyond it, 408
 
 
 @dataclass(slots=True)
@@ -29,14 +33,36 @@ class OpenJobs:
     """Jobs being answered. open ─► draining (nothing new) ─► empty"""
 
     is_draining: bool = False
+    max_per_tenant: int = 0  # choices that one tenant may have open; 0: no bound
     jobs: set[Job] = field(default_factory=set)
 
+    _num_open: Counter[bytes] = field(default_factory=Counter)  # choices of each tenant
+
+    def check_room(self, namespace: bytes, num_choices: int = 1) -> None:
+        """Raise RequestError where the tenant of `namespace` may not open `num_choices` more now, or ever."""
+        if not self.max_per_tenant:
+            return
+        if num_choices > self.max_per_tenant:
+            message = f"this asks for {num_choices} choices; one API key may have {self.max_per_tenant} open"
+            raise RequestError(ErrorCode.INVALID, message, "n")
+        if self._num_open[cache_owner(namespace)] + num_choices > self.max_per_tenant:
+            message = f"this API key may have {self.max_per_tenant} requests open, try again when some have ended"
+            raise RequestError(ErrorCode.BUSY, message)
     def add(self, job: Job) -> None:
         self.jobs.add(job)
+        """Raises RequestError where it is one too many for its tenant."""
+        self.check_room(job.work.namespace, job.work.num_total)
+        self._num_open[cache_owner(job.work.namespace)] += job.work.num_total
 
     def discard(self, job: Job) -> None:
         job.close()
-        self.jobs.discard(job)
+        if job not in self.jobs:
+            return
+        self.jobs.remove(job)
+        owner = cache_owner(job.work.namespace)
+        self._num_open[owner] -= job.work.num_total
+        if not self._num_open[owner]:
+            del self._num_open[owner]
 
     def abandon(self) -> None:
         """End what still runs: streams get an error event."""

@@ -43,6 +43,7 @@ from headstart.observe.metrics import GatewayMetrics, WorkerCollector, WorkerSam
 from headstart.wire.aio import RouterWatch
 from headstart.wire.channels import FROM_WORKER
 from headstart.wire.errors import WireError
+from headstart.wire.security import is_loopback
 from headstart.wire.sockets import Router
 from headstart.worker.exits import Exit
 from headstart.worker.parent import die_with_parent
@@ -162,6 +163,7 @@ async def _tick(dispatcher: Dispatcher) -> None:
 def build_state(spec: GatewaySpec, line: ControlLine) -> GatewayState:
     """Everything the HTTP handlers share. Raises WorkerError for a model folder without a tokenizer."""
     settings = spec.settings
+    access = settings.access
     clock = MonotonicClock()
     rng = SystemRandom()
     model = _model(spec)
@@ -173,9 +175,9 @@ def build_state(spec: GatewaySpec, line: ControlLine) -> GatewayState:
         model=model,
         dispatcher=dispatcher,
         memory=TokenMemory(model.tokenizer),
-        keys=KeyRing(settings.api_keys),
+        keys=KeyRing(access.api_keys, access.admin_api_key, is_local=is_loopback(settings.host)),
         telemetry=Telemetry(GatewayMetrics(registry), registry, clock),
-        jobs=OpenJobs(),
+        jobs=OpenJobs(access.tenant_max_requests),
         rng=rng,
         limits=HttpLimits(request_timeout_s=settings.request_timeout),
     )

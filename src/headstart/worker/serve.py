@@ -4,6 +4,7 @@ import errno
 import http.client
 import json
 import os
+import secrets
 import socket
 import sys
 import time
@@ -56,6 +57,7 @@ def serve(plan: ServePlan) -> int:
     check_ports(plan.gateway)
     folder = prepare_model(plan.model, console)
     check_context(folder, plan.worker.model)
+    plan = replace(plan, gateway=with_admin_key(plan.gateway))
     num_workers = plan.num_prefill + plan.num_decode
     console.print(f"starting gateway, {plan.num_prefill} prefill and {plan.num_decode} decode, model {plan.model_name}")
     wiring = open_wiring(plan.worker.cluster).wiring
@@ -93,6 +95,14 @@ def check_control_host(plan: ServePlan) -> None:
             "--control-host 0.0.0.0 does not say where workers on other machines reach the prefill workers of this one; "
             "give this machine's address in their network"
         )
+
+
+def with_admin_key(settings: GatewaySettings) -> GatewaySettings:
+    """`settings` with a key for the launcher's own questions, where the gateway asks for one and the user names none."""
+    access = settings.access
+    if access.admin_api_key or (not access.api_keys and is_loopback(settings.host)):
+        return settings
+    return replace(settings, access=replace(access, admin_api_key=secrets.token_urlsafe(32)))
 
 
 def prepare_model(model: str, console: Console | None = None) -> Path:
@@ -169,7 +179,8 @@ class Readiness:
 
     def __call__(self) -> bool:
         host = "127.0.0.1" if self.gateway.host == "0.0.0.0" else self.gateway.host
-        headers = {"Authorization": f"Bearer {self.gateway.api_keys[0]}"} if self.gateway.api_keys else {}
+        key = self.gateway.access.admin_api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         connection = http.client.HTTPConnection(host, self.gateway.port, timeout=0.3)
         try:
             connection.request("GET", "/cluster", headers=headers)
@@ -188,7 +199,7 @@ def welcome(plan: ServePlan, elapsed_s: float) -> str:
     host = "127.0.0.1" if plan.gateway.host == "0.0.0.0" else plan.gateway.host
     url = f"http://{host}:{plan.gateway.port}"
     name = plan.model_name
-    key = "-H 'Authorization: Bearer YOUR_KEY' " if plan.gateway.api_key else ""
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if plan.gateway.access.api_key else ""
     body = json.dumps({"model": name, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]})
     return (
         f"\nready in {elapsed_s:.1f} s: {url}/v1  (model {name})\n\n"

@@ -12,6 +12,7 @@ from headstart.config.resolve import (
     threads_for,
 )
 from headstart.config.settings import (
+    AccessSettings,
     CacheSettings,
     GatewaySettings,
     ModelSettings,
@@ -93,8 +94,11 @@ def test_all_conflicts_come_in_one_message() -> None:
         lambda: StepSettings(local_prefill_tokens=-1),
         lambda: StepSettings(watchdog_timeout=0),
         lambda: GatewaySettings(port=0),
-        lambda: GatewaySettings(api_key="alpha,,beta"),
-        lambda: GatewaySettings(api_key=" "),
+        lambda: AccessSettings(api_key="alpha,,beta"),
+        lambda: AccessSettings(api_key=" "),
+        lambda: AccessSettings(tenant_max_requests=-1),
+        lambda: CacheSettings(tenant_cache_share=0),
+        lambda: CacheSettings(tenant_cache_share=1.5),
         lambda: GatewaySettings(port=8000, control_port=8000),
     ],
 )
@@ -104,8 +108,8 @@ def test_a_value_out_of_range_is_refused_where_it_is_declared(build) -> None:
 
 
 def test_several_keys_are_given_with_commas_and_none_is_empty() -> None:
-    assert GatewaySettings().api_keys == ()
-    assert GatewaySettings(api_key="alpha, beta").api_keys == ("alpha", "beta")
+    assert AccessSettings().api_keys == ()
+    assert AccessSettings(api_key="alpha, beta").api_keys == ("alpha", "beta")
 
 
 def test_page_size_follows_the_device() -> None:

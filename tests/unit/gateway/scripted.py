@@ -69,14 +69,20 @@ def saying(text: str, **kwargs) -> Script:
 
 
 class ScriptedWorld:
-    def __init__(self, keys: tuple[str, ...] = (), limits: HttpLimits | None = None, with_worker: bool = True) -> None:
+    def __init__(
+        self,
+        keys: tuple[str, ...] | KeyRing = (),
+        limits: HttpLimits | None = None,
+        with_worker: bool = True,
+        dispatch: DispatchLimits | None = None,
+    ) -> None:
         self.script: Script | Callable[[Request], Script] = saying("Hello world.")
         self.requests: list[Request] = []
         self.cancelled: list[Cancel] = []
         self.flushes = 0
         self.worker = WorkerRef("decode-0", 1)
         clock = MonotonicClock()
-        self.dispatcher = Dispatcher(clock, self._receive, Random(0), DispatchLimits())
+        self.dispatcher = Dispatcher(clock, self._receive, Random(0), dispatch or DispatchLimits())
         tokenizer = byte_level()
         template = ChatTemplate(CHATML, tokenizer.named_special_tokens, lambda: None)
         registry = CollectorRegistry()
@@ -85,7 +91,7 @@ class ScriptedWorld:
             model=ServedModel(MODEL, ModelBounds(380, CONTEXT, (END,)), tokenizer, template),
             dispatcher=self.dispatcher,
             memory=self.memory,
-            keys=KeyRing(keys),
+            keys=keys if isinstance(keys, KeyRing) else KeyRing(keys),
             telemetry=Telemetry(GatewayMetrics(registry), registry, clock),
             jobs=OpenJobs(),
             rng=Random(1),

@@ -1,5 +1,8 @@
 """The HTTP application: routes, authentication, and errors in one shape."""
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -9,12 +12,14 @@ from starlette.responses import Response
 from headstart.core.errors import RequestError
 from headstart.gateway.api import operate
 from headstart.gateway.api.auth import Tenant
-from headstart.gateway.api.body import TooLarge, read_json
+from headstart.gateway.api.body import Bodies, TooLarge
 from headstart.gateway.api.errors import INTERNAL_MESSAGE, ApiError, error_response, from_request_error
 from headstart.gateway.api.generate import prepare_chat, prepare_completion
-from headstart.gateway.api.run import run
+from headstart.gateway.api.run import Prepared, run
 from headstart.gateway.meter import DispatchCollector
 from headstart.gateway.state import GatewayState
+
+Prepare = Callable[[GatewayState, dict[str, Any], Tenant], Awaitable[Prepared]]
 
 
 def create_app(state: GatewayState) -> FastAPI:
@@ -28,22 +33,27 @@ def create_app(state: GatewayState) -> FastAPI:
 
 
 def _add_generation(app: FastAPI, state: GatewayState) -> None:
+    bodies = Bodies(state.limits)
+
+    async def prepared(request: Request, prepare: Prepare) -> Prepared:
+        """Refused before its body is read where there is no room for it. The body ends with this call."""
+        tenant = _admit(state, request)
+        async with bodies.read(request) as body:
+            return await prepare(state, body, tenant)
+
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        tenant = _admit(state, request)
-        body = await read_json(request, state.limits.max_body_bytes)
-        return await run(state, request, await prepare_chat(state, body, tenant))
+        return await run(state, request, await prepared(request, prepare_chat))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        tenant = _admit(state, request)
-        body = await read_json(request, state.limits.max_body_bytes)
-        return await run(state, request, await prepare_completion(state, body, tenant))
+        return await run(state, request, await prepared(request, prepare_completion))
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         _authenticate(state, request)
-        return JSONResponse(await operate.tokenize(state, await read_json(request, state.limits.max_body_bytes)))
+        async with bodies.read(request) as body:
+            return JSONResponse(await operate.tokenize(state, body))
 
 
 def _add_operation(app: FastAPI, state: GatewayState) -> None:
@@ -61,17 +71,17 @@ def _add_operation(app: FastAPI, state: GatewayState) -> None:
 
     @app.api_route("/flush_cache", methods=["GET", "POST"])
     async def flush_cache(request: Request) -> Response:
-        _authenticate(state, request)
+        _authorize(state, request)
         return JSONResponse(await operate.flush_cache(state))
 
     @app.get("/cluster")
     async def cluster(request: Request) -> Response:
-        _authenticate(state, request)
+        _authorize(state, request)
         return JSONResponse(operate.cluster(state))
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        _authenticate(state, request)
+        _authorize(state, request)
         return operate.metrics(state)
 
     @app.get("/health")
@@ -87,10 +97,17 @@ def _authenticate(state: GatewayState, request: Request) -> Tenant:
     return state.keys.authenticate(request.headers.get("authorization", ""))
 
 
+def _authorize(state: GatewayState, request: Request) -> None:
+    state.keys.authorize(request.headers.get("authorization", ""))
+
+
 def _admit(state: GatewayState, request: Request) -> Tenant:
     tenant = _authenticate(state, request)
     if state.jobs.is_draining:
         raise ApiError(503, "the server is shutting down", code="unavailable")
+    if state.dispatcher.is_full:
+        raise ApiError(429, "too many unfinished requests, try again later", code="busy")
+    state.jobs.check_room(tenant.namespace(""))
     return tenant
 
 

@@ -1,22 +1,65 @@
 """Request bodies: read up to a bound, parsed as strict JSON, refused in time and in words."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headstart.gateway.api.errors import ApiError, error_response, invalid
+from headstart.core.errors import ErrorCode
+from headstart.gateway.api.errors import ApiError, error_response, from_failure, invalid
+from headstart.gateway.state import HttpLimits
+from headstart.gateway.stream import Failure
 
 LINGER_BYTES = 64 << 20
 LINGER_S = 5.0
 
 
-async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The body as an object. NaN and Infinity are no JSON; neither is text that is not UTF-8."""
-    data = await _read(request, max_bytes)
+class Bodies:
+    """Bodies being read and checked. Their sum is bounded: many large ones at once must not exhaust the memory."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self._num_bytes = 0
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+        """The body as an object, to be let go of when the block ends. Raises ApiError 400, 408, 413 or 429."""
+        data = bytearray()
+        try:
+            await self._fill(data, request)
+            yield parse_json(bytes(data))
+        finally:
+            self._num_bytes -= len(data)
+
+    async def _fill(self, data: bytearray, request: Request) -> None:
+        max_bytes = self._limits.max_body_bytes
+        too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")
+        stated = request.headers.get("content-length", "")
+        if stated.isdecimal() and int(stated) > max_bytes:
+            raise too_large
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_s):
+                async for chunk in request.stream():
+                    data += chunk
+                    self._num_bytes += len(chunk)
+                    if len(data) > max_bytes:
+                        raise too_large
+                    if self._num_bytes > self._limits.max_read_bytes:
+                        raise ApiError(429, "too many large requests arrive at once, try again later", code="busy")
+        except TimeoutError as error:
+            message = f"the body did not arrive within {self._limits.body_timeout_s:g} s"
+            raise ApiError(408, message, code="body_timeout") from error
+        except ClientDisconnect as error:
+            raise from_failure(Failure(0, ErrorCode.CANCELLED, "the client has left")) from error
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    """An object. NaN and Infinity are no JSON; neither is text that is not UTF-8. Raises ApiError 400."""
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -25,19 +68,6 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise invalid("the body must be a JSON object", code="invalid_json")
     return body
-
-
-async def _read(request: Request, max_bytes: int) -> bytes:
-    too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")
-    stated = request.headers.get("content-length", "")
-    if stated.isdecimal() and int(stated) > max_bytes:
-        raise too_large
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > max_bytes:
-            raise too_large
-    return bytes(data)
 
 
 class TooLarge(Response):

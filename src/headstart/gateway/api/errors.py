@@ -21,8 +21,10 @@ STATUS = {
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
@@ -66,4 +68,6 @@ def error_response(error: ApiError) -> JSONResponse:
         headers = {"WWW-Authenticate": "Bearer"}
     elif error.status in (429, 503):
         headers = {"Retry-After": "1"}
+    elif error.status == 408:
+        headers = {"Connection": "close"}  # what is still to come of the body is not read
     return JSONResponse(error_body(error), error.status, headers=headers)
