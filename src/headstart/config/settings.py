@@ -151,9 +151,6 @@ class ClusterSettings:
 
 
 @dataclass(frozen=True)
-class GatewaySettings:
-    """The HTTP side."""
-@dataclass(frozen=True)
 class RecordSettings:
     """What a process keeps of its decisions, to repeat them with `headstart replay`."""
 
@@ -204,6 +201,9 @@ class AccessSettings:
         return tuple(key.strip() for key in self.api_key.split(",")) if self.api_key else ()
 
 
+@dataclass(frozen=True)
+class GatewaySettings:
+    """The HTTP side."""
 
     host: str = "127.0.0.1"
     """Address that HTTP listens on."""
