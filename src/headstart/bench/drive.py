@@ -94,33 +94,34 @@ class Player:
         self._pace = pace
         self._stage = stage
         self._start_s = start_s
-        self._context: Context = TextContext(stage.source) if stage.as_text else TokenContext(stage.source)
 
     async def play(self, places: AbstractAsyncContextManager[object]) -> list[Record]:
-        """Turn after turn, up to the first that fails."""
+        """Turn after turn, up to the first that fails. The context lives as long as that, not as long as the player."""
+        source = self._stage.source
+        context: Context = TextContext(source) if self._stage.as_text else TokenContext(source)
         if self._pace.open_loop:
-            return await self._play_open(places)
+            return await self._play_open(context, places)
         await self._until(self._start_s)
         async with places:
-            return await self._play_closed()
+            return await self._play_closed(context)
 
-    async def _play_open(self, places: AbstractAsyncContextManager[object]) -> list[Record]:
+    async def _play_open(self, context: Context, places: AbstractAsyncContextManager[object]) -> list[Record]:
         records: list[Record] = []
         for index, turn in enumerate(self._session.turns):
             due_s = self._start_s + (turn.due_s or 0.0) / self._pace.speed
             await self._until(due_s)
             async with places:
-                records.append(await self._send(index, turn, due_s))
+                records.append(await self._send(context, index, turn, due_s))
             if not records[-1].is_complete:
                 break
         return records
 
-    async def _play_closed(self) -> list[Record]:
+    async def _play_closed(self, context: Context) -> list[Record]:
         records: list[Record] = []
         for index, turn in enumerate(self._session.turns):
             if turn.delay_s:
                 await self._stage.sleep(turn.delay_s / self._pace.speed)
-            records.append(await self._send(index, turn, None))
+            records.append(await self._send(context, index, turn, None))
             if not records[-1].is_complete:
                 break
         return records
@@ -130,15 +131,15 @@ class Player:
         if wait_s > 0:
             await self._stage.sleep(wait_s)
 
-    async def _send(self, index: int, turn: Turn, due_s: float | None) -> Record:
+    async def _send(self, context: Context, index: int, turn: Turn, due_s: float | None) -> Record:
         stage = self._stage
         asked = Asked(self._session.name, index, self._session.group, turn.output_len)
-        prompt = self._context.prompt(turn)
+        prompt = context.prompt(turn)
         if isinstance(prompt, list):
             asked = replace(asked, prompt_len=len(prompt), possible_len=stage.reuse.longest(prompt))
             stage.reuse.add(prompt)
         answer = await stage.client.ask(prompt, turn.output_len)
-        self._context.answered(answer)
+        context.answered(answer)
         if isinstance(prompt, list):
             stage.reuse.add((prompt + list(answer.token_ids))[:-1])  # nobody computed the last token's KV
         late_s = 0.0 if due_s is None else max(0.0, answer.sent_s - due_s)
