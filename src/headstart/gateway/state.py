@@ -23,19 +23,18 @@ class HttpLimits:
 
     request_timeout_s: float = 600.0  # deadline where the client sets none, and the longest it may set
     max_body_bytes: int = 16 << 20
-    max_buffered_events: int = 4096  # of one response, while its client does not read; beyond it, it is cancelled
     max_read_bytes: int = 64 << 20  # of all bodies being read and checked at a time; beyond it, 429
     body_timeout_s: float = 60.0  # for a body to arrive; beyond it, 408
+    max_buffered_events: int = 4096  # of one response, while its client does not read; beyond it, it is cancelled
 
 
 @dataclass(slots=True)
 class OpenJobs:
     """Jobs being answered. open ─► draining (nothing new) ─► empty"""
 
-    is_draining: bool = False
     max_per_tenant: int = 0  # choices that one tenant may have open; 0: no bound
+    is_draining: bool = False
     jobs: set[Job] = field(default_factory=set)
-
     _num_open: Counter[bytes] = field(default_factory=Counter)  # choices of each tenant
 
     def check_room(self, namespace: bytes, num_choices: int = 1) -> None:
@@ -48,11 +47,12 @@ class OpenJobs:
         if self._num_open[cache_owner(namespace)] + num_choices > self.max_per_tenant:
             message = f"this API key may have {self.max_per_tenant} requests open, try again when some have ended"
             raise RequestError(ErrorCode.BUSY, message)
+
     def add(self, job: Job) -> None:
-        self.jobs.add(job)
         """Raises RequestError where it is one too many for its tenant."""
         self.check_room(job.work.namespace, job.work.num_total)
         self._num_open[cache_owner(job.work.namespace)] += job.work.num_total
+        self.jobs.add(job)
 
     def discard(self, job: Job) -> None:
         job.close()
