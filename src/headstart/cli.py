@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Protocol
 
 import tyro
@@ -11,6 +12,7 @@ from headstart.bench.options import Options
 from headstart.config.errors import ConfigError
 from headstart.config.settings import GatewaySettings, WorkerSettings, refuse_conflicts
 from headstart.core.errors import WorkerError
+from headstart.plan.options import SimulateOptions
 from headstart.worker.exits import Exit
 from headstart.worker.spec import LogSpec, Role, WorkerSpec
 
@@ -152,6 +154,29 @@ class Bench(Options):
 
 
 @dataclass(frozen=True)
+class Replay:
+    """Repeat what processes decided while they ran with --record, and compare it decision by decision."""
+
+    folder: tyro.conf.Positional[str]
+    """The folder that --record named."""
+
+    def run(self) -> int:
+        from headstart.sim.replay_report import replay_folder
+
+        return replay_folder(Path(self.folder))
+
+
+@dataclass(frozen=True)
+class Simulate(SimulateOptions):
+    """Play the same workloads on a cluster in virtual time, with step times from a data sheet or a calibration."""
+
+    def run(self) -> int:
+        from headstart.plan.simulate import run
+
+        return run(self)
+
+
+@dataclass(frozen=True)
 class Key:
     """Print a new key pair for a cluster that spans machines. Keep it in a file that only its members can read."""
 
@@ -169,6 +194,8 @@ COMMANDS: dict[str, type[Command]] = {
     "decode": Decode,
     "doctor": Doctor,
     "bench": Bench,
+    "simulate": Simulate,
+    "replay": Replay,
     "key": Key,
 }
 """Name on the command line -> dataclass whose fields are its flags."""

@@ -1,0 +1,108 @@
+"""`headstart simulate`: bench's workloads, rows and tables, on a cluster that exists in virtual time only."""
+
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from headstart.bench.command import compare_files, keep, print_row
+from headstart.bench.errors import BenchError
+from headstart.bench.machine import commit, version_of
+from headstart.bench.measure import Means, Plan, Row, measure
+from headstart.bench.plan import plans
+from headstart.bench.workload import TokenSource
+from headstart.plan.cluster import Deployment, deployment_of
+from headstart.plan.cost import save_model
+from headstart.plan.options import SimulateOptions
+from headstart.plan.target import SimClient, SimTarget, facts_of
+from headstart.plan.virtual import VirtualTime
+from headstart.plan.watch import Watch
+from headstart.sim.world import World
+
+WARM_S = 2.0
+"""Virtual seconds in which workers join and connect before the first request."""
+
+
+def run(options: SimulateOptions) -> int:
+    """The command. Returns the exit status: 1 with a message where there is no result."""
+    try:
+        if options.output.compare:
+            compare_files(options.output.compare)
+        else:
+            _simulate(options)
+    except BenchError as error:
+        print(f"headstart simulate: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def simulated_rows(options: SimulateOptions, deployment: Deployment) -> Iterator[Row]:
+    """Every combination of prefix share, concurrency and seed, each on a fresh cluster. Raises BenchError."""
+    label = options.label or f"{deployment.spec.num_prefill}P{deployment.spec.num_decode}D"
+    for plan in plans(options.bench, deployment.spec.decode.context_len):
+        yield simulated_row(plan, deployment, label, TokenSource(*options.load.token_ids))
+
+
+def simulated_row(plan: Plan, deployment: Deployment, label: str, source: TokenSource) -> Row:
+    """One run: bench's row, with `workers` added. The same arguments give the same row."""
+    world = World(deployment.spec, plan.seed)
+    world.run_for(WARM_S)
+    watch, time = Watch(world), VirtualTime(world, world.clock)
+    watch.start()
+    target = SimTarget(label, SimClient(world, time, deployment), facts_of(deployment))
+    row = time.run(measure(plan, target, Means(source, time, sleep=time.sleep)))
+    ended_s = world.clock.now()
+    return {**row, "workers": watch.between(ended_s - row["duration"], ended_s)}
+
+
+def stepping(deployment: Deployment) -> Deployment:
+    """The same without jumps."""
+    spec = deployment.spec
+    return replace(deployment, spec=replace(spec, modelling=replace(spec.modelling, jumps=False)))
+
+
+def workers_table(row: Row) -> str:
+    """A line for each worker."""
+    lines = [
+        f"{'worker':<12} {'running: mean':>13} {'max':>5} {'waiting':>8} {'pool: mean':>10} {'max':>6} {'hits':>6}"
+    ]
+    lines[0] += f" {'retracted':>9} {'pages moved':>11}"
+    for worker in row["workers"]:
+        running, usage, hits = worker["running"], worker["pool_usage"], worker["hit_rate"]
+        lines.append(
+            f"{worker['worker']:<12} {running['mean']:>13.1f} {running['max']:>5.0f} {worker['waiting']['mean']:>8.1f} "
+            f"{usage['mean']:>10.3f} {usage['max']:>6.3f} {'-' if hits is None else f'{hits:.3f}':>6} "
+            f"{worker['retractions']:>9} {worker['pages_moved']:>11}"
+        )
+    return "\n".join(lines)
+
+
+def simulated_machine() -> dict[str, Any]:
+    """In place of a machine's facts. Nothing in it changes from run to run."""
+    facts = {"cpu": "virtual time", "cores": None, "memory_gib": None, "torch": ""}
+    return {**facts, "headstart": version_of("headstart"), "commit": commit()}
+
+
+def _simulate(options: SimulateOptions) -> None:
+    began_s = perf_counter()
+    if options.load.prompt_format == "text":
+        raise BenchError("--prompt-format text: a simulated cluster has no tokenizer; leave it at ids")
+    deployment = deployment_of(options.deployment)
+    if options.stepping:
+        deployment = stepping(deployment)
+    if options.deployment.cost.save_sheet:
+        save_model(deployment.costs, Path(options.deployment.cost.save_sheet))
+    print(f"simulated: {deployment.costs.name}")
+    for note in deployment.costs.notes:
+        print(f"  {note}")
+    rows = []
+    for row in simulated_rows(options, deployment):
+        print_row(row)
+        print(workers_table(row), flush=True)
+        rows.append(row)
+    keep(rows, options.output, simulated_machine())
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"took {perf_counter() - began_s:.1f} s and {peak_mb:.0f} MB at most", file=sys.stderr)

@@ -1,0 +1,109 @@
+"""What the workers of a simulated cluster did during a run, sampled at equal steps of virtual time."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.core.messages import WorkerLoad
+from headstart.sim.world import World
+
+FIRST_STEP_S = 0.01
+MOST_LOOKS = 16_000
+"""Samples times workers: with more, every other sample is dropped and the step doubles."""
+SAMPLES = (64, 2000)
+"""At least and at most, whatever the number of workers."""
+
+
+class Look(NamedTuple):
+    """One worker at one time: how it stands, and what it has done since it started."""
+
+    running: float
+    waiting: float
+    pool_usage: float
+    prompt_tokens: float
+    hit_tokens: float
+    pages_moved: float
+    retractions: float
+    steps: float
+    output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`looks` [num_workers, fields of Look]."""
+
+    at_s: float
+    looks: NDArray[np.float64]
+
+
+class Watch:
+    """Looks at every worker from its start on. Workers are those that live then; they must live to the end."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._names = tuple(world.workers)
+        self._step_s = FIRST_STEP_S
+        self._samples: list[Sample] = []
+
+    def start(self) -> None:
+        self._look()
+
+    def between(self, began_s: float, ended_s: float) -> list[dict[str, Any]]:
+        """One row for each worker about that time. Ends the sample with a look at the workers now."""
+        self._take()
+        seen = [sample for sample in self._samples if began_s <= sample.at_s <= ended_s]
+        earlier = [sample for sample in self._samples if sample.at_s <= began_s][-1:] or seen[:1]
+        looks = np.stack([sample.looks for sample in seen])
+        gained = seen[-1].looks - earlier[0].looks
+        return [row_of(name, looks[:, index], Look(*gained[index])) for index, name in enumerate(self._names)]
+
+    def _look(self) -> None:
+        self._take()
+        least, most = SAMPLES
+        if len(self._samples) > min(max(MOST_LOOKS // len(self._names), least), most):
+            self._samples = self._samples[::2]
+            self._step_s *= 2
+        self._world.at(self._world.clock.now() + self._step_s, self._look)
+
+    def _take(self) -> None:
+        loads = [self._world.workers[name].organs.scheduler.load() for name in self._names]
+        self._samples.append(Sample(self._world.clock.now(), np.array([look_of(load) for load in loads])))
+
+
+def look_of(load: WorkerLoad) -> Look:
+    """`pool_usage` is the share of the pool that is neither free nor evictable: what SGLang logs as token_usage."""
+    used = load.inflight_pages + load.private_pages + load.pinned_pages
+    count = load.counters.get
+    return Look(
+        running=load.num_running,
+        waiting=load.num_waiting,
+        pool_usage=used / (used + load.cached_pages + load.free_pages),
+        prompt_tokens=count("prompt_tokens", 0),
+        hit_tokens=count("hit_tokens", 0),
+        pages_moved=count("pages_moved", 0) + count("pages_posted", 0),
+        retractions=count("retractions", 0),
+        steps=count("steps", 0),
+        output_tokens=count("output_tokens", 0),
+    )
+
+
+def row_of(name: str, looks: NDArray[np.float64], gained: Look) -> dict[str, Any]:
+    """`looks` [num_samples, fields of Look]."""
+    return {
+        "worker": name,
+        "num_samples": len(looks),
+        "running": _spread(looks[:, Look._fields.index("running")]),
+        "waiting": _spread(looks[:, Look._fields.index("waiting")]),
+        "pool_usage": _spread(looks[:, Look._fields.index("pool_usage")]),
+        "hit_rate": gained.hit_tokens / gained.prompt_tokens if gained.prompt_tokens else None,
+        "retractions": int(gained.retractions),
+        "pages_moved": int(gained.pages_moved),
+        "steps": int(gained.steps),
+        "rows_per_step": gained.output_tokens / gained.steps if gained.steps else None,
+    }
+
+
+def _spread(values: NDArray[np.float64]) -> dict[str, float]:
+    return {"mean": float(values.mean()), "median": float(np.median(values)), "max": float(values.max())}
