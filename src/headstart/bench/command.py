@@ -63,7 +63,13 @@ async def _measure_one(options: Options, plan: Plan, target: Target, progress: P
     def advance(record: Record) -> None:
         progress.advance(task)
 
-    means = Means(TokenSource(*options.load.token_ids), PerfClock(), options.load.prompt_format == "text", advance)
+    means = Means(
+        TokenSource(*options.load.token_ids),
+        PerfClock(),
+        options.load.prompt_format == "text",
+        advance,
+        keeps_requests=options.output.details,
+    )
     return await measure(plan, target, means)
 
 

@@ -7,6 +7,7 @@ from math import isfinite
 from random import Random
 from typing import Any, Protocol
 
+from headstart.bench.details import details
 from headstart.bench.drive import Asks, Pace, Phase, Stage, play
 from headstart.bench.errors import BenchError
 from headstart.bench.metrics import curve, samples, spread, summarize
@@ -61,6 +62,7 @@ class Means:
     as_text: bool = False
     on_record: Callable[[Record], None] = lambda record: None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    keeps_requests: bool = False  # in the row, one by one
 
 
 async def measure(plan: Plan, target: Measured, means: Means) -> Row:
@@ -73,7 +75,9 @@ async def measure(plan: Plan, target: Measured, means: Means) -> Row:
     cold = await play(plan.workload.warmup, closed, stage, rng)
     sample = await play(plan.workload.measured, plan.pace, stage, rng)
     refuse_untrue(cold, sample)
-    return {**_heading(plan, target), "flushed": flushed, "cold": _cold(cold), **summarize(sample), **_curves(sample)}
+    requests = {"requests": details(cold, sample)} if means.keeps_requests else {}
+    measured = {"flushed": flushed, "cold": _cold(cold), **summarize(sample), **_curves(sample)}
+    return {**_heading(plan, target), **measured, **requests}
 
 
 def refuse_untrue(*phases: Phase) -> None:

@@ -144,6 +144,8 @@ class OutputOptions:
 
     output_file: str = ""
     """JSON report."""
+    details: bool = False
+    """Keep every request's lengths and arrival times in the report: `headstart simulate --calibrate` needs them."""
     append: bool = False
     """Add to the report instead of replacing it: several deployments in one file are compared at their best."""
     plots: str = ""
