@@ -160,6 +160,7 @@ class Prefill(Message, frozen=True):
     namespace: bytes
     remaining_s: float
     cacheable: bool = True
+    verify: bool = False  # notices must carry a seal for each page
     src_pages: Int32Array = EMPTY  # reserved: the caller's pages of the prefix, for borrowed prefixes
 
 
@@ -194,13 +195,15 @@ class TicketClosed(Message, frozen=True):
 class ChunkNotice(Message, frozen=True):
     """Arrives with the data, over the transport: pages [first, first + count) of the ticket's `dst_pages` are written.
 
-    `prefix_len` as in PrefillDone, so that a request which finishes before Done arrives knows what it cost."""
+    `prefix_len` as in PrefillDone, so that a request which finishes before Done arrives knows what it cost. `seals` are
+    `count` of 8 bytes each (`scheduler.seals`) where the call asked for them."""
 
     writer: WorkerRef
     ref: TicketRef
     first: int
     count: int
     prefix_len: int = 0
+    seals: bytes = b""
 
 
 def encode_notice(notice: ChunkNotice) -> bytes:
@@ -267,6 +270,15 @@ class PeerState(Struct, frozen=True):
     worker: WorkerRef
     address: str
     state: str  # "alive", "suspect" (no new work) or "dead" (fail its requests over)
+    lock_domain: str = ""  # of its Join
+
+    def proves_end_of(self, former: "PeerState") -> bool:
+        """Whether this process can only have started after `former` had ended: it has its name, under the same lock."""
+        return (
+            former.worker.name == self.worker.name
+            and former.worker.incarnation < self.worker.incarnation
+            and former.lock_domain == self.lock_domain != ""
+        )
 
 
 class Membership(Message, frozen=True):

@@ -137,7 +137,7 @@ class Registry:
     def membership(self) -> Membership:
         return Membership(
             tuple(
-                PeerState(record.ref, record.join.peer_address, _public_state(record.state))
+                PeerState(record.ref, record.join.peer_address, _public_state(record.state), record.join.lock_domain)
                 for record in self.of_role("prefill")
             )
         )

@@ -33,7 +33,7 @@ class Handshake(Enum):
 
 @dataclass(slots=True, eq=False)
 class Link:
-    worker: WorkerRef
+    peer: PeerState  # as first listed
     state: str
     state_since: float
     greeted_at: float
@@ -42,6 +42,10 @@ class Link:
     capacity_tokens: int = 0
     credit_tokens: int = 0
     busy_until: float = 0.0
+
+    @property
+    def worker(self) -> WorkerRef:
+        return self.peer.worker
 
 
 class NoLink(Enum):
@@ -59,7 +63,10 @@ class Links:
         self._links: dict[str, Link] = {}
 
     def membership(self, peers: Iterable[PeerState], now: float) -> tuple[list[WorkerRef], list[WorkerRef]]:
-        """Take the gateway's list. Returns the incarnations proven ended, and those to fail requests over from."""
+        """Take the gateway's list. Returns the incarnations proven ended, and those to fail requests over from.
+
+        A gateway that was restarted may list a namesake of a worker that it never heard: it is proof of nothing.
+        """
         ended: list[WorkerRef] = []
         lost: list[WorkerRef] = []
         listed = {peer.worker.name: peer for peer in peers}
@@ -73,9 +80,9 @@ class Links:
                 self._counters["stale_members"] += 1
                 continue
             if former is None or former.worker != peer.worker:
-                self._links[peer.worker.name] = Link(peer.worker, peer.state, now, now, now)
+                self._links[peer.worker.name] = Link(peer, peer.state, now, now, now)
                 if former is not None:
-                    ended.append(former.worker)
+                    (ended if peer.proves_end_of(former.peer) else lost).append(former.worker)
                 continue
             if peer.state == DEAD and former.state != DEAD:
                 lost.append(former.worker)

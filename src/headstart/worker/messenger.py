@@ -38,6 +38,7 @@ class Messenger:
         self._waker = waker
         self._poller = poller
         self._dialled: dict[WorkerRef, Dealer] = {}
+        self._peer_states: dict[WorkerRef, PeerState] = {}  # of the dialled, as they were dialled
         self._by_name: dict[str, Dealer] = {}
         self._undialled: set[WorkerRef] = set()
         self.num_unaddressed = 0
@@ -99,10 +100,11 @@ class Messenger:
     def _keep(self, peer: PeerState) -> None:
         if peer.worker in self._dialled or peer.state == "dead":
             return
-        for ref in [ref for ref in self._dialled if ref.name == peer.worker.name]:
-            if ref.incarnation > peer.worker.incarnation:
+        for ref, former in list(self._peer_states.items()):
+            if ref.name == peer.worker.name and ref.incarnation > peer.worker.incarnation:
                 return
-            self._hang_up(ref)
+            if peer.proves_end_of(former):
+                self._hang_up(ref)
         try:
             dealer = Dealer.connect(self._wiring, peer.address, str(self._worker), FROM_PREFILL)
         except WireError as error:
@@ -111,12 +113,13 @@ class Messenger:
                 log.warning("peer cannot be reached", extra={"peer": str(peer.worker), "reason": str(error)})
             return
         self._dialled[peer.worker] = self._by_name[str(peer.worker)] = dealer
+        self._peer_states[peer.worker] = peer
         self._poller.register(dealer.socket, zmq.POLLIN)
         log.info("peer found", extra={"peer": str(peer.worker), "address": peer.address})
 
     def _hang_up(self, ref: WorkerRef) -> None:
         dealer = self._dialled.pop(ref, None)
         if dealer is not None:
-            del self._by_name[str(ref)]
+            del self._by_name[str(ref)], self._peer_states[ref]
             self._poller.unregister(dealer.socket)
             dealer.close()

@@ -215,9 +215,15 @@ class Rig:
     def cancel(self, ref: ChoiceRef, reason: ErrorCode = ErrorCode.CANCELLED) -> None:
         self.tell(Cancel(ref, reason))
 
-    def members(self, *alive: WorkerRef, suspect: tuple[WorkerRef, ...] = (), dead: tuple[WorkerRef, ...] = ()) -> None:
+    def members(
+        self,
+        *alive: WorkerRef,
+        suspect: tuple[WorkerRef, ...] = (),
+        dead: tuple[WorkerRef, ...] = (),
+        lock_domain: str = "here",
+    ) -> None:
         states = [(alive, "alive"), (suspect, "suspect"), (dead, "dead")]
-        peers = tuple(PeerState(ref, f"at {ref}", state) for refs, state in states for ref in refs)
+        peers = tuple(PeerState(ref, f"at {ref}", state, lock_domain) for refs, state in states for ref in refs)
         self.tell(Membership(peers))
 
     def answer(self, ref: ChoiceRef) -> list[int]:

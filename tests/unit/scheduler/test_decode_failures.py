@@ -5,6 +5,7 @@ from decode_rig import DECODE, P0, P1, Rig
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import (
+    CancelTicket,
     ChunkNotice,
     Hello,
     KillRequest,
@@ -304,6 +305,19 @@ def test_a_later_incarnation_proves_the_end_of_the_former():
     assert rig.is_clean()
     rig.notice(call, 0, 2, rewrite=False)
     assert rig.counter("stray_notices") == 1
+
+
+@pytest.mark.parametrize("lock_domain", ["of another host", ""])
+def test_a_namesake_that_no_lock_ties_to_the_former_proves_nothing(lock_domain: str):
+    """A gateway that was restarted may list it: the former, cut off, is not heard, and still writes."""
+    rig, ref, call = fetching()
+    rig.cancel(ref)
+    rig.members(P0_AGAIN, lock_domain=lock_domain)
+    rig.advance(3600.0)
+    assert rig.cache.counts().inflight == 11
+    assert rig.said(CancelTicket, str(P0)), "its answer is still asked for"
+    rig.tell(TicketClosed(call.ref), str(P0))
+    assert rig.is_clean()
 
 
 def test_a_killed_worker_costs_speed_only_and_its_successor_is_used_again():

@@ -70,7 +70,7 @@ class Cluster:
             if heard == {str(PREFILL), str(DECODE)}:
                 break
             self.gateway.socket.poll(10)
-        self.gateway.send(str(DECODE), Membership((PeerState(PREFILL, self.peer_address, state),)))
+        self.gateway.send(str(DECODE), Membership((PeerState(PREFILL, self.peer_address, state, "here"),)))
         assert self.until(self.decode.receive, self.decode)[0] == GATEWAY
 
     def close(self) -> None:
@@ -124,10 +124,19 @@ def test_an_exit_closes_the_line_and_sending_to_nobody_is_harmless(cluster: Clus
     assert cluster.decode.num_unaddressed == 1
 
 
+def test_a_namesake_under_another_lock_leaves_the_line_to_the_former_open(cluster: Cluster) -> None:
+    cluster.introduce()
+    later = WorkerRef(PREFILL.name, PREFILL.incarnation + 1)
+    cluster.gateway.send(str(DECODE), Membership((PeerState(later, "tcp://127.0.0.1:1", "alive", "elsewhere"),)))
+    cluster.until(cluster.decode.receive, cluster.decode)
+    cluster.decode.send(str(PREFILL), CancelTicket(TicketRef(1, 0)))
+    assert cluster.until(cluster.prefill.receive, cluster.prefill)[1].ref == TicketRef(1, 0)
+
+
 def test_a_later_incarnation_takes_the_place_of_the_former(cluster: Cluster) -> None:
     cluster.introduce()
     later = WorkerRef(PREFILL.name, PREFILL.incarnation + 1)
-    cluster.gateway.send(str(DECODE), Membership((PeerState(later, cluster.peer_address, "alive"),)))
+    cluster.gateway.send(str(DECODE), Membership((PeerState(later, cluster.peer_address, "alive", "here"),)))
     cluster.until(cluster.decode.receive, cluster.decode)
     cluster.decode.send(str(PREFILL), CancelTicket(TicketRef(1, 0)))
     assert cluster.decode.num_unaddressed == 1
