@@ -44,6 +44,8 @@ class PoolPlan:
     """Pages of the pool."""
     context_len: int
     """Longest prompt plus output of one request, in tokens; fits the pool."""
+    owner_pages: int | None = None
+    """Pages of one tenant that are nobody's to take; beyond them its own go first. None: all are alike."""
 
     @property
     def num_tokens(self) -> int:
@@ -95,7 +97,9 @@ def resolve_pool(settings: WorkerSettings, facts: DeviceFacts, model: ModelFacts
         f"a pool of {num_tokens} tokens has fewer than two pages of --page-size {page_size}; "
         "raise --max-total-tokens or --mem-fraction-static",
     )
-    return PoolPlan(page_size, num_pages, min(context_len, num_pages * page_size))
+    share = settings.cache.tenant_cache_share
+    owner_pages = max(1, int(num_pages * share)) if share < 1 else None
+    return PoolPlan(page_size, num_pages, min(context_len, num_pages * page_size), owner_pages)
 
 
 def _pool_tokens(cache: CacheSettings, facts: DeviceFacts, model: ModelFacts, context_len: int) -> int:

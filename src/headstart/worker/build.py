@@ -132,7 +132,7 @@ class _Parts:
 
 
 def _scheduler(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, ports: BuildPorts) -> Scheduler:
-    cache = PrefixCache(parts.pool.num_pages, parts.pool.page_size)
+    cache = PrefixCache(parts.pool.num_pages, parts.pool.page_size, parts.pool.owner_pages)
     step, pool = parts.step, parts.pool
     if spec.role == "prefill":
         limits = PrefillLimits(

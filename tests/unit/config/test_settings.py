@@ -112,6 +112,12 @@ def test_several_keys_are_given_with_commas_and_none_is_empty() -> None:
     assert AccessSettings(api_key="alpha, beta").api_keys == ("alpha", "beta")
 
 
+@pytest.mark.parametrize(("share", "num_pages"), [(1.0, None), (0.25, 250), (0.0001, 1)])
+def test_a_tenants_share_of_the_cache_is_whole_pages_of_the_pool(share: float, num_pages: int | None) -> None:
+    cache = CacheSettings(page_size=16, max_total_tokens=16_000, tenant_cache_share=share)
+    assert resolve_pool(WorkerSettings(cache=cache), CPU, SMALL).owner_pages == num_pages
+
+
 def test_page_size_follows_the_device() -> None:
     assert resolve_pool(WorkerSettings(), CPU, SMALL).page_size == 16
     assert resolve_pool(WorkerSettings(), GPU, SMALL).page_size == 64
