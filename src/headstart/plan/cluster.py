@@ -11,7 +11,7 @@ from headstart.gateway.policy import least_loaded, prefix_affinity
 from headstart.plan.cost import CostModel, load_model
 from headstart.plan.hardware import card_named
 from headstart.plan.models import model_named
-from headstart.plan.options import ClusterOptions, CostOptions, DeploymentOptions, LimitOptions, SheetOptions
+from headstart.plan.options import CostOptions, DeploymentOptions, LimitOptions, SheetOptions
 from headstart.plan.sheet import Assumptions, Sharding, pool_tokens, sheet_model
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.sim.cost import StepShape
@@ -52,7 +52,7 @@ def deployment_of(options: DeploymentOptions) -> Deployment:
         hardware = replace(hardware, costs=replace(hardware.costs, prefix_shared=False))
     return Deployment(
         hardware.costs,
-        world_spec(hardware, cluster, limits),
+        world_spec(hardware, options),
         caches_on_decode=cluster.cache == "both" and not cluster.disable_radix_cache,
         request_timeout_s=limits.request_timeout,
     )
@@ -83,9 +83,9 @@ def assumptions(rates: SheetOptions) -> Assumptions:
     )
 
 
-def world_spec(hardware: Hardware, cluster: ClusterOptions, limits: LimitOptions) -> WorldSpec:
+def world_spec(hardware: Hardware, options: DeploymentOptions) -> WorldSpec:
     """Workers with the limits that real ones on such a device would resolve."""
-    costs = hardware.costs
+    costs, cluster, limits = hardware.costs, options.cluster, options.limits
     page_size = resolve_page_size(CacheSettings(page_size=cluster.page_size), costs.device)
     decode_tokens = _pool(cluster.pool_tokens, hardware.pool_tokens)
     prefill_tokens = _pool(cluster.prefill_pool_tokens, decode_tokens)
@@ -93,8 +93,8 @@ def world_spec(hardware: Hardware, cluster: ClusterOptions, limits: LimitOptions
     prefill = _pool_plan("--prefill-pool-tokens", prefill_tokens, page_size, limits, hardware.context_len)
     message_s = costs.front.message_s
     return WorldSpec(
-        num_prefill=cluster.num_prefill,
-        num_decode=cluster.num_decode,
+        num_prefill=options.workers.num_prefill,
+        num_decode=options.workers.num_decode,
         page_size=page_size,
         vocab_size=VOCAB_SIZE,
         prefill_pages=prefill.num_pages,

@@ -85,13 +85,23 @@ class SheetOptions:
 
 
 @dataclass(frozen=True)
-class ClusterOptions:
-    """The workers and what they keep."""
+class WorkerOptions:
+    """How many workers."""
 
     num_prefill: int = 1
     """Prefill workers. 0: decode workers compute prompts themselves."""
     num_decode: int = 1
     """Decode workers."""
+
+    def __post_init__(self) -> None:
+        require(self.num_prefill >= 0, f"--num-prefill must not be negative, got {self.num_prefill}")
+        require(self.num_decode >= 1, f"--num-decode must be at least 1, got {self.num_decode}")
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What each worker holds and keeps."""
+
     pool_tokens: int | Auto = "auto"
     """Tokens of KV that a decode worker holds. auto: what fits the cards beside the weights."""
     prefill_pool_tokens: int | Auto = "auto"
@@ -108,8 +118,6 @@ class ClusterOptions:
     """Decode attention reads a shared prefix once for every request that has it."""
 
     def __post_init__(self) -> None:
-        require(self.num_prefill >= 0, f"--num-prefill must not be negative, got {self.num_prefill}")
-        require(self.num_decode >= 1, f"--num-decode must be at least 1, got {self.num_decode}")
         require(0 < self.mem_fraction_static <= 1, "--mem-fraction-static must be above 0 and at most 1")
         for flag in ("pool_tokens", "prefill_pool_tokens"):
             value = getattr(self, flag)
@@ -146,6 +154,7 @@ class DeploymentOptions:
 
     cost: CostOptions = field(default_factory=CostOptions)
     sheet_rates: SheetOptions = field(default_factory=SheetOptions)
+    workers: WorkerOptions = field(default_factory=WorkerOptions)
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
 

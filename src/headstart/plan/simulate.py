@@ -2,7 +2,7 @@
 
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -13,6 +13,7 @@ from headstart.bench.errors import BenchError
 from headstart.bench.machine import commit, version_of
 from headstart.bench.measure import Means, Plan, Row, measure
 from headstart.bench.plan import plans
+from headstart.bench.records import Record
 from headstart.bench.workload import TokenSource
 from headstart.plan.cluster import Deployment, deployment_of
 from headstart.plan.cost import save_model
@@ -46,14 +47,20 @@ def simulated_rows(options: SimulateOptions, deployment: Deployment) -> Iterator
         yield simulated_row(plan, deployment, label, TokenSource(*options.load.token_ids))
 
 
-def simulated_row(plan: Plan, deployment: Deployment, label: str, source: TokenSource) -> Row:
+def simulated_row(
+    plan: Plan,
+    deployment: Deployment,
+    label: str,
+    source: TokenSource,
+    on_record: Callable[[Record], None] = lambda record: None,
+) -> Row:
     """One run: bench's row, with `workers` added. The same arguments give the same row."""
     world = World(deployment.spec, plan.seed)
     world.run_for(WARM_S)
     watch, time = Watch(world), VirtualTime(world, world.clock)
     watch.start()
     target = SimTarget(label, SimClient(world, time, deployment), facts_of(deployment))
-    row = time.run(measure(plan, target, Means(source, time, sleep=time.sleep)))
+    row = time.run(measure(plan, target, Means(source, time, on_record=on_record, sleep=time.sleep)))
     ended_s = world.clock.now()
     return {**row, "workers": watch.between(ended_s - row["duration"], ended_s)}
 
