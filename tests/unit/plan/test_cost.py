@@ -1,0 +1,77 @@
+"""The step formula, and cost models as files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headstart.config.errors import ConfigError
+from headstart.plan.cost import (
+    CostModel,
+    Experts,
+    FrontCoefficients,
+    LinkCoefficients,
+    StepCoefficients,
+    load_model,
+    save_model,
+)
+from headstart.sim.cost import StepShape
+
+STEP = StepCoefficients(fixed_s=1.0, weights_s=20.0, kv_token_s=0.5, row_s=3.0, request_s=0.25, pair_s=0.125)
+MODEL = CostModel("by hand", "cpu", 8, STEP, STEP, LinkCoefficients(0.5, 0.25), FrontCoefficients(0.1, 0.2, 0.3))
+FOUR_ROWS = StepShape(num_rows=4, num_new=4, context_tokens=100, unique_tokens=40, pair_tokens=80)
+
+
+def test_a_step_is_the_sum_of_its_parts() -> None:
+    assert MODEL.decode_time(FOUR_ROWS) == 1 + 20 + 0.5 * 40 + 3 * 4 + 0.25 * 4 + 0.125 * 80
+
+
+def test_reading_and_computing_hide_each_other_where_the_device_lets_them() -> None:
+    model = replace(MODEL, decode=replace(STEP, overlaps=True))
+    assert model.decode_time(FOUR_ROWS) == 1 + max(20, 3 * 4) + max(0.5 * 40, 0.125 * 80) + 0.25 * 4
+
+
+def test_rows_are_padded_to_tiles() -> None:
+    model = replace(MODEL, decode=replace(STEP, row_tile=16))
+    assert model.decode_time(FOUR_ROWS) - MODEL.decode_time(FOUR_ROWS) == 3 * 12
+
+
+def test_attention_that_shares_nothing_reads_every_row_s_context() -> None:
+    naive = replace(MODEL, prefix_shared=False)
+    assert naive.decode_time(FOUR_ROWS) - MODEL.decode_time(FOUR_ROWS) == 0.5 * (100 - 40)
+    assert naive.prefill_time(FOUR_ROWS) == MODEL.prefill_time(FOUR_ROWS)
+
+
+def test_experts_are_read_as_tokens_need_them() -> None:
+    model = replace(MODEL, decode=replace(STEP, experts=Experts(read_s=100.0, token_share=0.5)))
+    assert model.decode_time(FOUR_ROWS) - MODEL.decode_time(FOUR_ROWS) == 100 * (1 - 0.5**4)
+
+
+def test_a_transfer_takes_its_latency_and_its_bytes() -> None:
+    assert MODEL.link_time(8) == 0.5 + 2.0
+
+
+def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
+    model = replace(MODEL, prefix_shared=False, notes=("fitted to a.json",))
+    save_model(model, tmp_path / "costs.json")
+    assert load_model(tmp_path / "costs.json") == model
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "no cost model"),
+        ("{}", "missing required field `name`"),
+        ('{"name": 3}', r"Expected `str`, got `int` - at `\$.name`"),
+    ],
+)
+def test_a_file_that_is_no_model_is_told_what_it_lacks(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "costs.json").write_text(text)
+    with pytest.raises(ConfigError, match=problem):
+        load_model(tmp_path / "costs.json")
+
+
+def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
+    save_model(replace(MODEL, device="tpu"), tmp_path / "costs.json")
+    with pytest.raises(ConfigError, match="'tpu' is neither cpu nor cuda"):
+        load_model(tmp_path / "costs.json")
