@@ -27,5 +27,6 @@ def _entry(record: Record, phase: str, began_s: float) -> dict[str, Any]:
         "cached": answer.usage.cached_tokens,
         "decode_prefix": answer.usage.decode_prefix_len,
         "bytes_moved": answer.usage.bytes_moved,
+        "stages": answer.usage.stage_s,
         "arrivals": [[round(arrival.at_s - began_s, 6), arrival.num_tokens] for arrival in answer.arrivals],
     }

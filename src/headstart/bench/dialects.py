@@ -87,6 +87,7 @@ def completion_usage(usage: Json) -> Usage:
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
         decode_prefix_len=ours.get("decode_prefix_len"),
         bytes_moved=ours.get("bytes_moved"),
+        stage_s=ours.get("stage_s"),
     )
 
 

@@ -13,6 +13,8 @@ class Usage:
     cached_tokens: int | None = None
     decode_prefix_len: int | None = None
     bytes_moved: int | None = None
+    stage_s: dict[str, float] | None = None
+    """Seconds that the request spent in each stage on its decode worker, up to the first token."""
 
 
 UNKNOWN_USAGE = Usage()

@@ -95,4 +95,5 @@ def _usage(handle: Handle) -> Usage:
         stats.cached_tokens,
         stats.decode_prefix_len,
         stats.bytes_moved,
+        stats.stage_s,
     )
