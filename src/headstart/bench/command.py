@@ -20,7 +20,7 @@ from headstart.bench.plots import draw
 from headstart.bench.records import Record
 from headstart.bench.report import SCHEMA, load, save, table
 from headstart.bench.target import Target, connect, open_http
-from headstart.bench.workload import TokenSource
+from headstart.bench.workload import TokenSource, Workload
 
 
 def run(options: Options) -> int:
@@ -46,7 +46,7 @@ async def measure_all(options: Options, console: Console) -> list[Row]:
             targets.append(await connect(address, http, clock))
         if len({target.label for target in targets}) < len(targets):
             raise BenchError("both servers would be called the same; give --label and --against-label")
-        progress = stack.enter_context(_progress(console))
+        progress = stack.enter_context(progress_bar(console))
         rows = []
         known = [length for target in targets if (length := target.facts["max_model_len"])]
         for number, plan in enumerate(plans(options, min(known, default=None))):
@@ -56,9 +56,8 @@ async def measure_all(options: Options, console: Console) -> list[Row]:
 
 
 async def _measure_one(options: Options, plan: Plan, target: Target, progress: Progress) -> Row:
-    num_turns = sum(len(session.turns) for session in (*plan.workload.warmup, *plan.workload.measured))
     name = f"{target.label}: {plan.workload.name}, concurrency {plan.pace.max_concurrency or 'unlimited'}, seed {plan.seed}"
-    task = progress.add_task(name, total=num_turns + 1)
+    task = progress.add_task(name, total=num_requests(plan.workload) + 1)
 
     def advance(record: Record) -> None:
         progress.advance(task)
@@ -73,7 +72,12 @@ async def _measure_one(options: Options, plan: Plan, target: Target, progress: P
     return await measure(plan, target, means)
 
 
-def _progress(console: Console) -> Progress:
+def num_requests(workload: Workload) -> int:
+    """The warm-up's included."""
+    return sum(len(session.turns) for session in (*workload.warmup, *workload.measured))
+
+
+def progress_bar(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -8,7 +8,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from headstart.bench.command import compare_files, keep, print_row
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from headstart.bench.command import compare_files, keep, num_requests, print_row, progress_bar
 from headstart.bench.errors import BenchError
 from headstart.bench.machine import commit, version_of
 from headstart.bench.measure import Means, Plan, Row, measure
@@ -40,11 +43,18 @@ def run(options: SimulateOptions) -> int:
     return 0
 
 
-def simulated_rows(options: SimulateOptions, deployment: Deployment) -> Iterator[Row]:
+def simulated_rows(options: SimulateOptions, deployment: Deployment, progress: Progress) -> Iterator[Row]:
     """Every combination of prefix share, concurrency and seed, each on a fresh cluster. Raises BenchError."""
     label = options.label or f"{deployment.spec.num_prefill}P{deployment.spec.num_decode}D"
     for plan in plans(options.bench, deployment.spec.decode.context_len):
-        yield simulated_row(plan, deployment, label, TokenSource(*options.load.token_ids))
+        pace, seed = plan.pace.max_concurrency or "unlimited", plan.seed
+        task = progress.add_task(f"{label}: concurrency {pace}, seed {seed}", total=num_requests(plan.workload) + 1)
+
+        def advance(record: Record, task: TaskID = task) -> None:
+            progress.advance(task)
+
+        source, details = TokenSource(*options.load.token_ids), options.output.details
+        yield simulated_row(plan, deployment, label, source, advance, keeps_requests=details)
 
 
 def simulated_row(
@@ -53,6 +63,7 @@ def simulated_row(
     label: str,
     source: TokenSource,
     on_record: Callable[[Record], None] = lambda record: None,
+    keeps_requests: bool = False,
 ) -> Row:
     """One run: bench's row, with `workers` added. The same arguments give the same row."""
     world = World(deployment.spec, plan.seed)
@@ -60,7 +71,8 @@ def simulated_row(
     watch, time = Watch(world), VirtualTime(world, world.clock)
     watch.start()
     target = SimTarget(label, SimClient(world, time, deployment), facts_of(deployment))
-    row = time.run(measure(plan, target, Means(source, time, on_record=on_record, sleep=time.sleep)))
+    means = Means(source, time, on_record=on_record, sleep=time.sleep, keeps_requests=keeps_requests)
+    row = time.run(measure(plan, target, means))
     ended_s = world.clock.now()
     return {**row, "workers": watch.between(ended_s - row["duration"], ended_s)}
 
@@ -105,11 +117,11 @@ def _simulate(options: SimulateOptions) -> None:
     print(f"simulated: {deployment.costs.name}")
     for note in deployment.costs.notes:
         print(f"  {note}")
-    rows = []
-    for row in simulated_rows(options, deployment):
+    with progress_bar(Console(stderr=True)) as progress:
+        rows = list(simulated_rows(options, deployment, progress))
+    for row in rows:
         print_row(row)
-        print(workers_table(row), flush=True)
-        rows.append(row)
+        print(workers_table(row))
     keep(rows, options.output, simulated_machine())
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"took {perf_counter() - began_s:.1f} s and {peak_mb:.0f} MB at most", file=sys.stderr)
