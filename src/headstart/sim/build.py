@@ -4,16 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 
 from headstart.core.clock import Clock
 from headstart.core.layout import PoolRegion
-from headstart.core.messages import Join, Message, WorkerRef
+from headstart.core.messages import Join, Message, Prefill, WorkerRef
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode import DecodePorts, DecodeScheduler
 from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
 from headstart.sim.executor import FakeExecutor, Model
 from headstart.sim.network import ControlNetwork
 from headstart.sim.spec import WorldSpec
+from headstart.sim.watermarks import ContextBook
 from headstart.sim.worker import Organs, SimWorker
 from headstart.transfer.loopback import LoopbackNetwork
 
@@ -30,7 +32,7 @@ class Surroundings:
     clock: Clock
     links: LoopbackNetwork
     control: ControlNetwork
-    model: Model
+    book: ContextBook
     make_cache: MakeCache = PrefixCache
 
 
@@ -40,16 +42,20 @@ def build_worker(ref: WorkerRef, around: Surroundings) -> SimWorker:
     role = PREFILL if ref.name.startswith(PREFILL) else DECODE
     num_pages = spec.prefill_pages if role == PREFILL else spec.decode_pages
     pool = np.zeros((num_pages, spec.page_size), dtype=np.uint64)
-    region = PoolRegion(0, num_pages, spec.page_bytes)
-    transport = around.links.transport(str(ref), pool.reshape(-1).view(np.uint8), region)
+    region = PoolRegion(0, num_pages, spec.mark_bytes)
+    raw = pool.reshape(-1).view(np.uint8)
+    transport = around.links.transport(str(ref), raw, region)
     cache = around.make_cache(num_pages, spec.page_size)
 
     def send(recipient: str, message: Message) -> None:
+        if spec.modelling.cacheable_calls and isinstance(message, Prefill):
+            message = structs.replace(message, cacheable=True)
         around.control.send(str(ref), recipient, message)
 
     capacity = spec.prefill.capacity_tokens if role == PREFILL else spec.decode.context_len
     join = Join(ref, role, spec.kv_spec, f"sim://{ref}", capacity, lock_domain="sim")
-    executor = FakeExecutor(around.model, pool, around.clock)
+    cost = spec.timing.prefill_cost if role == PREFILL else spec.timing.decode_cost
+    executor = FakeExecutor(Model(around.book, spec.vocab_size, spec.page_size, cost), pool, around.clock)
     scheduler: PrefillScheduler | DecodeScheduler
     if role == PREFILL:
         ports = PrefillPorts(transport, around.clock, send)

@@ -4,13 +4,11 @@ Everything is drawn before the world starts, but for the weather, which draws as
 history. After `calm_at` nothing new befalls anybody, so that every history ends.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from headstart.core.batch import Batch
 from headstart.core.request import SamplingParams, StopCriteria
-from headstart.sim.executor import linear_step_time
+from headstart.sim.cost import linear_cost
 from headstart.sim.network import MessageFate
 from headstart.sim.spec import SMALL_DECODE, SMALL_PREFILL, Timing, WorldSpec
 from headstart.transfer.loopback import Fate
@@ -172,12 +170,13 @@ def _draw_spec(rng: Random) -> WorldSpec:
             local_prefill_tokens=rng.choice((0, 0, 4)),
             num_reserved_decode_tokens=rng.choice((0, 8)),
         ),
-        timing=Timing(step_time=_draw_step_time(rng), restart_s=rng.choice((0.2, 0.2, 1.5))),
+        timing=_draw_timing(rng),
     )
 
 
-def _draw_step_time(rng: Random) -> Callable[[Batch], float]:
-    return linear_step_time(rng.choice((0.01, 0.05)), rng.choice((0.0005, 0.01)))
+def _draw_timing(rng: Random) -> Timing:
+    cost = linear_cost(rng.choice((0.01, 0.05)), rng.choice((0.0005, 0.01)))
+    return Timing(prefill_cost=cost, decode_cost=cost, restart_s=rng.choice((0.2, 0.2, 1.5)))
 
 
 def _draw_conversation(rng: Random, stems: list[tuple[int, ...]], calm_at: float) -> Conversation:

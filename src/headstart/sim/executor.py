@@ -6,7 +6,6 @@ While a step runs, the positions it writes hold a poison: whoever reads or overw
 or by the next reader. What a row reads is checked at launch and again at the end.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,24 +14,18 @@ from numpy.typing import NDArray
 from headstart.core.batch import Batch, BatchOutput, Row, Sampled
 from headstart.core.clock import Clock
 from headstart.core.layout import pages_for
+from headstart.sim.cost import StepCost, shape_of
 from headstart.sim.watermarks import Context, ContextBook, Marks, next_token
-
-StepTime = Callable[[Batch], float]
-"""Seconds a step takes."""
-
-
-def linear_step_time(base_s: float = 0.01, per_token_s: float = 0.0005) -> StepTime:
-    return lambda batch: base_s + per_token_s * batch.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What all workers of a world have in common."""
+    """What a worker computes with. All workers of a world share the book."""
 
     book: ContextBook
     vocab_size: int
     page_size: int
-    step_time: StepTime
+    cost: StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +54,7 @@ class FakeExecutor:
     def launch(self, batch: Batch) -> None:
         assert self._batch is None, "a step is in flight"
         self._batch, self._launched_at = batch, self._clock.now()
-        self.finish_at = self._launched_at + self._model.step_time(batch)
+        self.finish_at = self._launched_at + self._model.cost(shape_of(batch, self._model.page_size))
         self.num_steps += 1
         self._work = []
         for row in batch.rows:

@@ -1,11 +1,13 @@
 """What a world is made of."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec
 from headstart.gateway.limits import DispatchLimits
+from headstart.gateway.policy import MakePolicy, prefix_affinity
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
-from headstart.sim.executor import StepTime, linear_step_time
+from headstart.sim.cost import LinkTime, StepCost, linear_cost
 from headstart.sim.watermarks import MARK_BYTES
 
 SMALL_PREFILL = PrefillLimits(max_running_requests=8, chunked_prefill_size=16, credit_tokens=128, capacity_tokens=256)
@@ -25,10 +27,22 @@ class Timing:
 
     control_delay_s: tuple[float, float] = (0.0001, 0.001)  # uniform, per message
     transfer_delay_s: tuple[float, float] = (0.0001, 0.004)  # uniform, per write, completion and notice
-    step_time: StepTime = field(default_factory=linear_step_time)
+    link_time: LinkTime | None = None  # in place of the random delay
+    prefill_cost: StepCost = field(default_factory=linear_cost)
+    decode_cost: StepCost = field(default_factory=linear_cost)
     beat_s: float = 0.5  # between heartbeats
     exit_report_s: float = 0.05  # from a process's end until the launcher has reported it
     restart_s: float | None = None  # from the report until the launcher has started the next incarnation; None: never
+
+
+@dataclass(frozen=True, slots=True)
+class Modelling:
+    """How much of the devices is carried out, and how much only counted."""
+
+    content: Literal["watermarks", "none"] = "watermarks"  # none: pools have no memory, outputs depend on no KV
+    page_bytes: int | None = None  # of the modelled KV: what links and stats count; None: of the watermarks
+    cacheable_calls: bool = False  # prefill workers keep what they compute, also for requests that are uncacheable
+    jumps: bool = False  # steps that only decode are advanced together; needs content "none" and a fixed control delay
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,8 @@ class WorldSpec:
     decode: DecodeLimits = SMALL_DECODE
     dispatch: DispatchLimits = field(default_factory=DispatchLimits)
     timing: Timing = field(default_factory=Timing)
+    modelling: Modelling = Modelling()
+    make_policy: MakePolicy = prefix_affinity
 
     @property
     def kv_spec(self) -> KVSpec:
@@ -52,4 +68,10 @@ class WorldSpec:
 
     @property
     def page_bytes(self) -> int:
+        """As links and stats count them."""
+        return self.modelling.page_bytes or self.mark_bytes
+
+    @property
+    def mark_bytes(self) -> int:
+        """As a pool of watermarks holds them."""
         return self.page_size * MARK_BYTES

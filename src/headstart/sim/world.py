@@ -17,7 +17,7 @@ from headstart.kv.cache import PrefixCache
 from headstart.sim.build import MakeCache, Surroundings, build_worker
 from headstart.sim.client import Handle
 from headstart.sim.clock import Agenda, VirtualClock
-from headstart.sim.executor import Model
+from headstart.sim.cost import LinkTime
 from headstart.sim.launcher import Processes, SimLauncher
 from headstart.sim.network import ControlNetwork, MessageJudge
 from headstart.sim.spec import WorldSpec
@@ -41,12 +41,14 @@ class World:
         self._ids = itertools.count()
         self._incarnations: dict[str, int] = {}
         self.control = ControlNetwork(rng, self.clock, self._agenda, self.spec.timing.control_delay_s)
-        low, high = self.spec.timing.transfer_delay_s
-        self.links = LoopbackNetwork(rng, self.clock, lambda num_bytes: rng.uniform(low, high))
-        model = Model(ContextBook(), self.spec.vocab_size, self.spec.page_size, self.spec.timing.step_time)
-        self._surroundings = Surroundings(self.spec, self.clock, self.links, self.control, model, make_cache)
+        self.links = LoopbackNetwork(rng, self.clock, self._link_time(rng))
+        self._surroundings = Surroundings(self.spec, self.clock, self.links, self.control, ContextBook(), make_cache)
         self.gateway = Dispatcher(
-            self.clock, lambda to, message: self.control.send(GATEWAY, to, message), rng, self.spec.dispatch
+            self.clock,
+            lambda to, message: self.control.send(GATEWAY, to, message),
+            rng,
+            self.spec.dispatch,
+            self.spec.make_policy,
         )
         self._gateway_wake: float | None = 0.0
         self._launcher = SimLauncher(
@@ -69,9 +71,9 @@ class World:
             remaining_s=deadline_s,
         )
 
-    def submit(self, request: Request) -> Handle:
-        """Hand a request to the gateway."""
-        handle = Handle(request, self.clock, self.clock.now())
+    def submit(self, request: Request, on_end: Callable[[], None] = lambda: None) -> Handle:
+        """Hand a request to the gateway. `on_end` is called when it has ended, possibly before this returns."""
+        handle = Handle(request, self.clock, self.clock.now(), on_end)
         self.handles.append(handle)
         self.gateway.submit(request, handle)
         self._advance_gateway()
@@ -176,6 +178,14 @@ class World:
         return self.workers[name].organs.scheduler.load().counters
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _link_time(self, rng: random.Random) -> LinkTime:
+        """Of bytes of watermarks."""
+        spec, link_time = self.spec, self.spec.timing.link_time
+        if link_time is not None:
+            return lambda num_bytes: link_time(num_bytes * spec.page_bytes // spec.mark_bytes)
+        low, high = spec.timing.transfer_delay_s
+        return lambda num_bytes: rng.uniform(low, high)
 
     def _boot(self) -> None:
         names = [f"prefill-{i}" for i in range(self.spec.num_prefill)]

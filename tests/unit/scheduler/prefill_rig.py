@@ -22,7 +22,8 @@ from headstart.kv.cache import PrefixCache
 from headstart.scheduler.limits import PrefillLimits
 from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
 from headstart.sim.clock import VirtualClock
-from headstart.sim.executor import FakeExecutor, Model, linear_step_time
+from headstart.sim.cost import linear_cost
+from headstart.sim.executor import FakeExecutor, Model
 from headstart.sim.watermarks import MARK_BYTES, ContextBook
 from headstart.transfer.contract import Notice
 from headstart.transfer.loopback import LoopbackNetwork, LoopbackTransport
@@ -104,7 +105,7 @@ class Rig:
         region = PoolRegion(0, num_pages, page_size * MARK_BYTES)
         self.transport: LoopbackTransport = self.links.transport(str(PREFILL), pool.reshape(-1).view(np.uint8), region)
         self.cache = PrefixCache(num_pages, page_size)
-        self.executor = FakeExecutor(Model(ContextBook(), 97, page_size, linear_step_time(0.01, 0.0)), pool, self.clock)
+        self.executor = FakeExecutor(Model(ContextBook(), 97, page_size, linear_cost(0.01, 0.0)), pool, self.clock)
         self.callers: dict[str, Caller] = {}
         self.sent: list[tuple[str, Message]] = []
         ports = PrefillPorts(self.transport, self.clock, self._deliver)

@@ -7,7 +7,8 @@ from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, Row, SampleSpec
 from headstart.core.request import SamplingParams
 from headstart.sim.clock import VirtualClock
-from headstart.sim.executor import FakeExecutor, Model, linear_step_time
+from headstart.sim.cost import linear_cost
+from headstart.sim.executor import FakeExecutor, Model
 from headstart.sim.watermarks import ContextBook, Draw, oracle
 
 PROMPT = int32_array(range(10))
@@ -19,7 +20,7 @@ class Device:
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.pool = np.zeros((8, 4), dtype=np.uint64)
-        self.executor = FakeExecutor(Model(ContextBook(), 97, 4, linear_step_time(0.01, 0.0)), self.pool, self.clock)
+        self.executor = FakeExecutor(Model(ContextBook(), 97, 4, linear_cost(0.01, 0.0)), self.pool, self.clock)
 
     def step(self, *rows: Row) -> list[int]:
         self.executor.launch(Batch(1, rows))

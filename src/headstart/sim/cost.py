@@ -1,0 +1,63 @@
+"""What a device step costs: its shape in, virtual seconds out."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from headstart.core.batch import Batch
+from headstart.core.layout import pages_for
+
+
+class StepShape(NamedTuple):
+    """What a step's time may depend on."""
+
+    num_rows: int  # rows that sample
+    num_new: int  # tokens computed, over all rows
+    context_tokens: int  # KV positions read, each row counted
+    unique_tokens: int  # the same, pages that rows share counted once
+    pair_tokens: int  # query-key pairs
+
+    def after(self, num_steps: int) -> "StepShape":
+        """The shape `num_steps` later, where every row decodes and none comes or goes."""
+        grown = num_steps * self.num_rows
+        return StepShape(
+            self.num_rows,
+            self.num_new,
+            self.context_tokens + grown,
+            self.unique_tokens + grown,
+            self.pair_tokens + grown,
+        )
+
+
+StepCost = Callable[[StepShape], float]
+"""Seconds a step takes. Pure."""
+LinkTime = Callable[[int], float]
+"""Seconds from the post of a write of so many bytes until it has landed; of 0 bytes: a completion or a notice."""
+
+
+def linear_cost(base_s: float = 0.01, per_token_s: float = 0.0005) -> StepCost:
+    return lambda shape: base_s + per_token_s * shape.num_new
+
+
+def shape_of(batch: Batch, page_size: int) -> StepShape:
+    """The shape of a batch. Pages that two rows read are full: a partial page is only ever one row's own."""
+    num_rows = num_new = context = pairs = num_pages = 0
+    tables = []
+    for row in batch.rows:
+        stop = row.start + len(row.tokens)
+        num_rows += row.sample is not None
+        num_new += len(row.tokens)
+        context += stop
+        pairs += len(row.tokens) * (row.start + stop + 1) // 2
+        table = row.pages[: pages_for(stop, page_size)]
+        num_pages += len(table)
+        tables.append(table)
+    num_shared = num_pages - _num_distinct(np.concatenate(tables)) if len(tables) > 1 else 0
+    return StepShape(num_rows, num_new, context, context - num_shared * page_size, pairs)
+
+
+def _num_distinct(pages: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> int:
+    seen = np.zeros(int(pages.max()) + 1, dtype=bool)
+    seen[pages] = True
+    return int(np.count_nonzero(seen))
