@@ -8,6 +8,7 @@ from headstart.config.resolve import PoolPlan, StepPlan, resolve_page_size, reso
 from headstart.config.settings import CacheSettings, StepSettings
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import least_loaded, prefix_affinity
+from headstart.plan.calibrate import calibrate
 from headstart.plan.cost import CostModel, load_model
 from headstart.plan.hardware import card_named
 from headstart.plan.models import model_named
@@ -61,7 +62,8 @@ def deployment_of(options: DeploymentOptions) -> Deployment:
 def hardware_of(cost: CostOptions, rates: SheetOptions, mem_fraction: float) -> Hardware:
     """From a file of coefficients, or from a card's data sheet and a model's shape."""
     if cost.calibrate:
-        raise ConfigError("--calibrate: not built yet")
+        found = calibrate(Path(cost.calibrate))
+        return Hardware(found.costs, context_len=found.context_len)
     if cost.sheet:
         return Hardware(load_model(Path(cost.sheet)))
     card, model = card_named(cost.card or "H100"), model_named(cost.model or "Qwen3-8B")

@@ -62,6 +62,14 @@ class FrontCoefficients:
 
 
 @dataclass(frozen=True, slots=True)
+class Contention:
+    """Shares by which a step takes longer while the worker of the other role computes on the same machine."""
+
+    decode_slowed: float = 0.0
+    prefill_slowed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class CostModel:
     """Everything that time is computed from. `notes` say where each number comes from."""
 
@@ -73,6 +81,7 @@ class CostModel:
     link: LinkCoefficients
     front: FrontCoefficients = FrontCoefficients()
     prefix_shared: bool = True  # decode attention reads a page that several rows share once
+    contention: Contention = Contention()
     notes: tuple[str, ...] = ()
 
     def decode_time(self, shape: StepShape) -> float:

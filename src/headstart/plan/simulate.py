@@ -19,6 +19,7 @@ from headstart.bench.plan import plans
 from headstart.bench.records import Record
 from headstart.bench.workload import TokenSource
 from headstart.plan.cluster import Deployment, deployment_of
+from headstart.plan.contention import SharedMachine
 from headstart.plan.cost import save_model
 from headstart.plan.options import SimulateOptions
 from headstart.plan.target import SimClient, SimTarget, facts_of
@@ -66,7 +67,10 @@ def simulated_row(
     keeps_requests: bool = False,
 ) -> Row:
     """One run: bench's row, with `workers` added. The same arguments give the same row."""
-    world = World(deployment.spec, plan.seed)
+    machine = SharedMachine(deployment.costs)
+    spec = machine.spec(deployment.spec) if machine.is_felt(deployment.spec) else deployment.spec
+    world = World(spec, plan.seed)
+    machine.attach(world.clock)
     world.run_for(WARM_S)
     watch, time = Watch(world), VirtualTime(world, world.clock)
     watch.start()

@@ -1,0 +1,159 @@
+"""`--calibrate REPORT`: a cost model whose coefficients are fitted to the single requests of a benchmark report.
+
+    decode step   fixed_s + row_s * tokens + request_s * rows + kv_token_s * distinct KV tokens + pair_s * pairs
+    prefill call  2 * link.latency_s + row_s * tokens + pair_s * pairs
+    the rest of a request's time to first token: front.before_s
+
+Least squares with coefficients of 0 or more. A step of one worker takes longer by a share (`contention`) while the other
+worker of the machine computes; that share and the coefficients are fitted in turns. What a client cannot tell apart is
+put together: weights and the loop's own time are in `fixed_s`, the transfer is in `link.latency_s` and the prefill's
+coefficients, HTTP on the way back is in `front.before_s`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstart.bench.errors import BenchError
+from headstart.bench.report import load
+from headstart.config.errors import ConfigError
+from headstart.plan.cost import Contention, CostModel, FrontCoefficients, LinkCoefficients, StepCoefficients
+from headstart.plan.observations import Calls, Floats, Gaps, Seen, calls_of, gaps_of, seen_in
+
+MESSAGE_S = 0.0003
+"""One way between two processes of a machine: too short to be told apart in a client's times."""
+LEAST_GAPS, LEAST_CALLS = 50, 5
+NUM_TURNS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """`decode_error` and `call_error` are root mean squares of the residuals over the mean time."""
+
+    costs: CostModel
+    page_size: int
+    context_len: int
+    decode_error: float
+    call_error: float
+
+
+def calibrate(path: Path) -> Calibration:
+    """Fit to every run of a report. Raises ConfigError where it does not hold what a fit needs."""
+    try:
+        report = load(path)
+    except BenchError as error:
+        raise ConfigError(f"--calibrate: {error}") from error
+    try:
+        return fit(report["runs"], path.name)
+    except ConfigError as error:
+        raise ConfigError(f"--calibrate {path}: {error}") from error
+
+
+def fit(runs: Sequence[dict[str, Any]], name: str) -> Calibration:
+    server = _server(runs)
+    requests = [seen_in(run) for run in runs]
+    gaps = _joined([gaps_of(some) for some in requests], Gaps)
+    calls = _joined([calls_of(some) for some in requests], Calls)
+    if len(gaps.seconds) < LEAST_GAPS:
+        raise ConfigError(f"{len(gaps.seconds)} gaps between tokens are too few for a fit; measure longer answers")
+    if len(calls.seconds) < LEAST_CALLS:
+        raise ConfigError(
+            f"{len(calls.seconds)} undisturbed calls to a prefill worker are too few for a fit; add a run with "
+            "--max-concurrency 1 and prompts that share nothing"
+        )
+    decode, decode_slowed, decode_error = fit_decode(gaps)
+    prefill, latency_s, prefill_slowed, call_error = fit_prefill(calls)
+    flat = [request for some in requests for request in some]
+    front_s = max(0.0, float(np.mean([request.front_s for request in flat])) - 2 * MESSAGE_S)
+    costs = CostModel(
+        name=f"fitted to {name}",
+        device="cpu" if runs[0]["server"].get("device", "cpu") == "cpu" else "cuda",
+        kv_token_bytes=_kv_token_bytes(flat, server["page_size"]),
+        decode=decode,
+        prefill=prefill,
+        link=LinkCoefficients(latency_s, 0.0),
+        front=FrontCoefficients(before_s=front_s, message_s=MESSAGE_S),
+        contention=Contention(decode_slowed, prefill_slowed),
+        notes=(
+            f"decode: {len(gaps.seconds)} gaps, off by {decode_error:.1%} (root mean square)",
+            f"prefill: {len(calls.seconds)} undisturbed calls, off by {call_error:.1%} (root mean square)",
+        ),
+    )
+    return Calibration(costs, server["page_size"], server["max_model_len"], decode_error, call_error)
+
+
+def fit_decode(gaps: Gaps) -> tuple[StepCoefficients, float, float]:
+    """Coefficients, the share by which a busy prefill worker slows a step, and the relative error."""
+    ones = np.ones_like(gaps.seconds)
+    columns = np.stack([ones, gaps.new_tokens, gaps.rows, gaps.unique_tokens, gaps.pair_tokens], axis=1)
+    coefficients, slowed, error = _fit_slowed(columns, gaps.seconds, gaps.busy)
+    fixed, row, request, kv_token, pair = coefficients
+    return StepCoefficients(fixed, 0.0, kv_token, row, request, pair), slowed, error
+
+
+def fit_prefill(calls: Calls) -> tuple[StepCoefficients, float, float, float]:
+    """Coefficients, the link's latency, the share by which a busy decode worker slows a call, and the relative error."""
+    columns = np.stack([np.ones_like(calls.seconds), calls.new_tokens, calls.pair_tokens], axis=1)
+    coefficients, slowed, error = _fit_slowed(columns, calls.seconds - 2 * MESSAGE_S, calls.busy)
+    fixed, row, pair = coefficients
+    return StepCoefficients(0.0, 0.0, 0.0, row, 0.0, pair), fixed / 2, slowed, error
+
+
+def _fit_slowed(columns: Floats, seconds: Floats, busy: Floats) -> tuple[list[float], float, float]:
+    """Fit seconds = (columns @ coefficients) * (1 + slowed * busy)."""
+    slowed = 0.0
+    for _ in range(NUM_TURNS):
+        factor = 1 + slowed * busy
+        coefficients = non_negative_fit(columns * factor[:, None], seconds)
+        alone = columns @ coefficients
+        burden = alone * busy
+        slowed = max(0.0, float(burden @ (seconds - alone) / (burden @ burden))) if burden.any() else 0.0
+    residuals = columns @ coefficients * (1 + slowed * busy) - seconds
+    return coefficients.tolist(), slowed, float(np.sqrt(np.mean(residuals**2)) / np.mean(seconds))
+
+
+def non_negative_fit(columns: Floats, values: Floats) -> Floats:
+    """Least squares over [num_values, n] columns with n coefficients of 0 or more: the best of all sets of columns whose
+    own fit has no negative coefficient. n is small."""
+    num = columns.shape[1]
+    scale = np.linalg.norm(columns, axis=0)
+    scaled = columns / np.where(scale > 0, scale, 1)
+    best, least = np.zeros(num), float(values @ values)
+    for size in range(1, num + 1):
+        for chosen in combinations(range(num), size):
+            part = scaled[:, chosen]
+            solution = np.linalg.lstsq(part, values, rcond=None)[0]
+            if (solution < 0).any():
+                continue
+            rest = float(np.sum((values - part @ solution) ** 2))
+            if rest < least:
+                least = rest
+                best = np.zeros(num)
+                best[list(chosen)] = solution
+    return np.asarray(best / np.where(scale > 0, scale, 1), dtype=np.float64)
+
+
+def _server(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    servers = [run["server"] for run in runs]
+    if not servers:
+        raise ConfigError("the report has no runs")
+    for server in servers:
+        workers = server.get("num_prefill"), server.get("num_decode")
+        if workers != (1, 1):
+            raise ConfigError(f"{workers[0]} prefill and {workers[1]} decode workers; a fit needs one of each")
+    first: dict[str, Any] = servers[0]
+    return first
+
+
+def _kv_token_bytes(requests: list[Seen], page_size: int) -> int:
+    """From the smallest transfer of whole pages that all others are multiples of."""
+    moved = [request.bytes_moved for request in requests if request.is_remote]
+    return int(np.gcd.reduce(np.array(moved, dtype=np.int64))) // page_size
+
+
+def _joined(parts: list[Any], kind: type[Any]) -> Any:
+    return kind(*(np.concatenate([getattr(part, name) for part in parts]) for name in kind.__dataclass_fields__))
