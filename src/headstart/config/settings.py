@@ -254,6 +254,7 @@ class WorkerSettings:
     step: StepSettings = field(default_factory=StepSettings)
     transfer: TransferSettings = field(default_factory=TransferSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    record: RecordSettings = field(default_factory=RecordSettings)
 
 
 def conflicts(settings: WorkerSettings) -> list[str]:

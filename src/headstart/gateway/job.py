@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
-from headstart.gateway.dispatch import Dispatcher
+from headstart.gateway.entrance import Entrance
 from headstart.gateway.stream import ChoiceStream, End, Event, Failure, Piece, StopRules
 from headstart.text.detokenizer import make_detokenizer
 from headstart.text.tokenizer import TextTokenizer
@@ -42,10 +42,10 @@ class Work:
 class Job:
     """Submits Work and yields its events in order of arrival."""
 
-    def __init__(self, job_id: str, work: Work, dispatcher: Dispatcher, max_buffered: int) -> None:
+    def __init__(self, job_id: str, work: Work, entrance: Entrance, max_buffered: int) -> None:
         self.job_id = job_id
         self.work = work
-        self._dispatcher = dispatcher
+        self._entrance = entrance
         self._max_buffered = max_buffered
         self._events: deque[Event] = deque()
         self._wake = asyncio.Event()
@@ -57,7 +57,7 @@ class Job:
             prompt, choice = divmod(index, self.work.num_choices)
             if self._closed:
                 return
-            self._dispatcher.submit(self._request(prompt, choice), self._stream(prompt, choice, tokenizer))
+            self._entrance.submit(self._request(prompt, choice), self._stream(prompt, choice, tokenizer))
 
     async def wait_first(self) -> None:
         """Return once there is an event to judge the request by."""
@@ -83,7 +83,7 @@ class Job:
     def close(self, code: ErrorCode = ErrorCode.CANCELLED, message: str = "cancelled") -> None:
         """Give up whatever is still open. Safe to repeat."""
         for prompt in range(len(self.work.prompts)):
-            self._dispatcher.cancel(self._request_id(prompt), code, message)
+            self._entrance.cancel(self._request_id(prompt), code, message)
 
     async def _wait(self) -> None:
         self._wake.clear()
@@ -123,7 +123,7 @@ class Job:
             make_detokenizer(tokenizer, self.work.skip_special_tokens),
             self.work.rules,
             self._put,
-            lambda: self._dispatcher.stop(request_id, choice),
+            lambda: self._entrance.stop(request_id, choice),
         )
 
 

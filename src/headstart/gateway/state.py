@@ -11,6 +11,7 @@ from headstart.core.errors import ErrorCode, RequestError
 from headstart.core.identity import cache_owner
 from headstart.gateway.api.auth import KeyRing
 from headstart.gateway.dispatch import Dispatcher
+from headstart.gateway.entrance import Entrance
 from headstart.gateway.job import Job
 from headstart.gateway.model import ServedModel
 from headstart.gateway.token_memory import TokenMemory
@@ -80,7 +81,8 @@ class Telemetry:
 @dataclass(frozen=True, slots=True)
 class GatewayState:
     model: ServedModel
-    dispatcher: Dispatcher
+    dispatcher: Dispatcher  # to look at
+    entrance: Entrance  # to call
     memory: TokenMemory
     keys: KeyRing
     telemetry: Telemetry

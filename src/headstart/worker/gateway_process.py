@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 from typing import NoReturn
@@ -30,10 +31,10 @@ from headstart.core.errors import WorkerError
 from headstart.core.messages import Message
 from headstart.gateway.api.app import create_app
 from headstart.gateway.api.auth import KeyRing
-from headstart.gateway.dispatch import Dispatcher
+from headstart.gateway.dispatch import Dispatcher, Send
+from headstart.gateway.entrance import Entrance
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.model import ModelBounds, ServedModel, load_served_model
-from headstart.gateway.policy import least_loaded, prefix_affinity
 from headstart.gateway.state import GatewayState, HttpLimits, OpenJobs, Telemetry
 from headstart.gateway.token_memory import TokenMemory
 from headstart.model.info import model_fingerprint, parse_overrides, read_model_info
@@ -48,13 +49,13 @@ from headstart.wire.sockets import Router
 from headstart.worker.exits import Exit
 from headstart.worker.parent import die_with_parent
 from headstart.worker.ports import control_bind_url, open_wiring
+from headstart.worker.recording import make_dispatcher, record_dispatcher
 from headstart.worker.spec import GatewaySpec, read_spec
+from headstart.worker.tape import DispatcherSpec, TapeWriter, open_tape
 
 TICK_S = 0.02
 """Longest the dispatcher is left alone while nothing comes in: bounds how late a deadline is noticed."""
 DRAIN_POLL_S = 0.05
-
-POLICIES = {"cache_aware": prefix_affinity, "least_loaded": least_loaded}
 
 log = logging.getLogger("headstart.gateway")
 
@@ -88,8 +89,9 @@ async def _serve(spec: GatewaySpec) -> None:
     router = Router.bind(wiring, control_bind_url(spec.settings), FROM_WORKER)
     loop = asyncio.get_running_loop()
     line = ControlLine(router)
-    state = build_state(spec, line)
-    line.start(loop, state.dispatcher)
+    front = build_front(spec, line.send)
+    state = build_state(spec, front)
+    line.start(loop, front.entrance)
     server = _server(state)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stop = asyncio.Event()
@@ -102,6 +104,8 @@ async def _serve(spec: GatewaySpec) -> None:
     await serving
     line.stop()
     router.close()
+    if front.tape is not None:
+        front.tape.close()
 
 
 class _QuietServer(uvicorn.Server):
@@ -142,10 +146,10 @@ class ControlLine:
         if self._watch is not None:
             self._watch.send(recipient, message)
 
-    def start(self, loop: asyncio.AbstractEventLoop, dispatcher: Dispatcher) -> None:
-        self._watch = RouterWatch(self._router, loop, dispatcher.handle)
+    def start(self, loop: asyncio.AbstractEventLoop, entrance: Entrance) -> None:
+        self._watch = RouterWatch(self._router, loop, entrance.handle)
         self._watch.start()
-        self._ticking = loop.create_task(_tick(dispatcher))
+        self._ticking = loop.create_task(_tick(entrance))
 
     def stop(self) -> None:
         if self._watch is not None:
@@ -154,31 +158,50 @@ class ControlLine:
             self._ticking.cancel()
 
 
-async def _tick(dispatcher: Dispatcher) -> None:
+async def _tick(entrance: Entrance) -> None:
     while True:
-        dispatcher.advance()
+        entrance.advance()
         await asyncio.sleep(TICK_S)
 
 
-def build_state(spec: GatewaySpec, line: ControlLine) -> GatewayState:
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The dispatcher, the way in to it, and the tape that it leaves."""
+
+    dispatcher: Dispatcher
+    entrance: Entrance
+    tape: TapeWriter | None
+
+
+def build_front(spec: GatewaySpec, send: Send) -> Front:
+    """Raises ConfigError where a tape is asked for and cannot be made."""
+    clock, seed = MonotonicClock(), f"{SystemRandom().getrandbits(64):016x}"
+    head = DispatcherSpec(DispatchLimits(), spec.settings.load_balance_method, served_fingerprint(spec), seed)
+    tape = open_tape(spec.worker.record, f"gateway.{os.getpid()}", head)
+    if tape is None:
+        dispatcher = make_dispatcher(head, clock, send)
+        return Front(dispatcher, dispatcher, None)
+    recorded = record_dispatcher(head, clock, send, tape)
+    return Front(recorded.inner, recorded, tape)
+
+
+def build_state(spec: GatewaySpec, front: Front) -> GatewayState:
     """Everything the HTTP handlers share. Raises WorkerError for a model folder without a tokenizer."""
     settings = spec.settings
     access = settings.access
-    clock = MonotonicClock()
-    rng = SystemRandom()
     model = _model(spec)
-    policy = POLICIES[settings.load_balance_method]
-    dispatcher = Dispatcher(clock, line.send, rng, DispatchLimits(), policy, served_fingerprint(spec))
+    dispatcher = front.dispatcher
     registry = CollectorRegistry()
     registry.register(WorkerCollector(lambda: _samples(dispatcher)))
     return GatewayState(
         model=model,
         dispatcher=dispatcher,
+        entrance=front.entrance,
         memory=TokenMemory(model.tokenizer),
         keys=KeyRing(access.api_keys, access.admin_api_key, is_local=is_loopback(settings.host)),
-        telemetry=Telemetry(GatewayMetrics(registry), registry, clock),
+        telemetry=Telemetry(GatewayMetrics(registry), registry, MonotonicClock()),
         jobs=OpenJobs(access.tenant_max_requests),
-        rng=rng,
+        rng=SystemRandom(),
         limits=HttpLimits(request_timeout_s=settings.request_timeout),
     )
 

@@ -90,6 +90,7 @@ class ScriptedWorld:
         self.state = GatewayState(
             model=ServedModel(MODEL, ModelBounds(380, CONTEXT, (END,)), tokenizer, template),
             dispatcher=self.dispatcher,
+            entrance=self.dispatcher,
             memory=self.memory,
             keys=keys if isinstance(keys, KeyRing) else KeyRing(keys),
             telemetry=Telemetry(GatewayMetrics(registry), registry, clock),

@@ -71,7 +71,7 @@ async def flush_cache(state: GatewayState) -> dict[str, Any]:
         if not answer.done():
             answer.set_result((ok, num_pages))
 
-    state.dispatcher.flush(settle)
+    state.entrance.flush(settle)
     ok, num_pages = await answer
     if not ok:
         raise ApiError(400, "a worker is busy or did not answer: not every cache was flushed", code="busy")

@@ -41,7 +41,7 @@ class Prepared:
 
 
 async def run(state: GatewayState, request: Request, prepared: Prepared) -> Response:
-    job = Job(prepared.response_id, prepared.work, state.dispatcher, state.limits.max_buffered_events)
+    job = Job(prepared.response_id, prepared.work, state.entrance, state.limits.max_buffered_events)
     num_prompt_tokens = sum(map(len, prepared.work.prompts))
     meter = Meter(state.telemetry.metrics, state.telemetry.clock, prepared.endpoint, num_prompt_tokens)
     state.jobs.add(job)

@@ -1,0 +1,65 @@
+"""What a worker's scheduler is made of apart from its ports: whoever has this and its inputs can repeat its decisions.
+
+Never imports torch.
+"""
+
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from headstart.core.clock import Clock
+from headstart.core.identity import KVSpec
+from headstart.core.messages import WorkerRef
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.contract import Scheduler, Send
+from headstart.scheduler.decode import DecodePorts, DecodeScheduler
+from headstart.scheduler.limits import DecodeLimits, PrefillLimits
+from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
+from headstart.transfer.contract import PageDigests, Transport
+from headstart.worker.uncached import UncachedScheduler
+
+
+class DecodeSpec(Struct, frozen=True, tag="decode"):
+    worker: WorkerRef
+    kv_spec: KVSpec
+    limits: DecodeLimits
+    num_pages: int
+    descriptor: bytes  # of the worker's transport
+    page_bytes: int
+    owner_pages: int | None = None  # of its `PrefixCache`
+    is_uncached: bool = False
+    verifies: bool = False  # pages that it is sent
+
+
+class PrefillSpec(Struct, frozen=True, tag="prefill"):
+    worker: WorkerRef
+    kv_spec: KVSpec
+    limits: PrefillLimits
+    num_pages: int
+    descriptor: bytes  # of the worker's transport
+    owner_pages: int | None = None  # of its `PrefixCache`
+
+
+SchedulerSpec = DecodeSpec | PrefillSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerPorts:
+    """How a scheduler of either role reaches the world."""
+
+    transport: Transport
+    digests: PageDigests
+    clock: Clock
+    send: Send
+
+
+def make_scheduler(spec: SchedulerSpec, ports: SchedulerPorts) -> Scheduler:
+    """A scheduler over an empty pool."""
+    cache = PrefixCache(spec.num_pages, spec.kv_spec.page_size, spec.owner_pages)
+    if isinstance(spec, PrefillSpec):
+        prefill_ports = PrefillPorts(ports.transport, ports.digests, ports.clock, ports.send)
+        return PrefillScheduler(spec.worker, spec.kv_spec, spec.limits, cache, prefill_ports)
+    digests = ports.digests if spec.verifies else None
+    decode_ports = DecodePorts(spec.descriptor, spec.page_bytes, ports.clock, ports.send, digests)
+    scheduler = DecodeScheduler(spec.worker, spec.kv_spec, spec.limits, cache, decode_ports)
+    return UncachedScheduler(scheduler) if spec.is_uncached else scheduler
