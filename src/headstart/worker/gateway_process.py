@@ -17,6 +17,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import NoReturn
@@ -47,6 +48,7 @@ from headstart.wire.errors import WireError
 from headstart.wire.security import is_loopback
 from headstart.wire.sockets import Router
 from headstart.worker.exits import Exit
+from headstart.worker.http_protocol import ImpatientProtocol, connection_limits
 from headstart.worker.parent import die_with_parent
 from headstart.worker.ports import control_bind_url, open_wiring
 from headstart.worker.recording import make_dispatcher, record_dispatcher
@@ -117,8 +119,16 @@ class _QuietServer(uvicorn.Server):
 
 
 def _server(state: GatewayState) -> uvicorn.Server:
+    limits = connection_limits()
     config = uvicorn.Config(
-        create_app(state), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, ws="none"
+        create_app(state),
+        http=partial(ImpatientProtocol, limits),  # type: ignore[arg-type]
+        h11_max_incomplete_event_size=limits.max_head_bytes,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+        ws="none",
     )
     return _QuietServer(config)
 

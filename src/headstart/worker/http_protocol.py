@@ -1,0 +1,84 @@
+"""uvicorn's HTTP/1.1, with bounds on clients that open connections and say nothing.
+
+    waiting ─whole head of a request─► asked ─answered─► waiting (uvicorn's keep-alive bounds the silence between)
+       └─too long over one head─► closed
+
+A connection beyond the last that there is room for is answered 503 and closed.
+"""
+
+import asyncio
+import resource
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from headstart.gateway.api.errors import ApiError, error_response
+
+SPARE_DESCRIPTORS = 128
+"""For everything but clients: workers' sockets, logs, models."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Bounds of one listener."""
+
+    max_connections: int
+    head_timeout_s: float = 15.0  # from its first byte, or from the connection's start, until a request's head is whole
+    max_head_bytes: int = 64 << 10  # request line and headers; beyond it, 400
+
+
+def connection_limits() -> ConnectionLimits:
+    """As many connections as this process may have descriptors for: the kernel's refusal would hit workers too."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ConnectionLimits(max_connections=max(1, descriptors - SPARE_DESCRIPTORS))
+
+
+class ImpatientProtocol(H11Protocol):
+    """One connection."""
+
+    def __init__(self, limits: ConnectionLimits, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._limits = limits
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            transport.write(_FULL)
+            transport.close()
+            return
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._expect_head()
+        else:
+            self._forget()
+
+    def _expect_head(self) -> None:
+        """More bytes do not start the time anew."""
+        if self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self._limits.head_timeout_s, self.transport.close)
+
+    def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _whole(error: ApiError) -> bytes:
+    """An answer as it stands on the wire."""
+    answer = error_response(error)
+    head = [f"HTTP/1.1 {error.status} {error.message}", "connection: close"]
+    head += [f"{name.decode()}: {value.decode()}" for name, value in answer.raw_headers]
+    return "\r\n".join([*head, "", ""]).encode() + bytes(answer.body)
+
+
+_FULL = _whole(ApiError(503, "too many connections", code="unavailable"))

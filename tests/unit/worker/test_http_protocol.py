@@ -1,0 +1,125 @@
+"""Clients that open connections and say nothing, too slowly or too much."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import uvicorn
+
+from headstart.worker.http_protocol import ConnectionLimits, ImpatientProtocol, connection_limits
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+SHORT = ConnectionLimits(max_connections=50, head_timeout_s=0.2)
+
+
+async def app(scope, receive, send) -> None:
+    if scope["path"] == "/slow":
+        await asyncio.sleep(2 * SHORT.head_timeout_s)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@asynccontextmanager
+async def serving(limits: ConnectionLimits) -> AsyncIterator[int]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    protocol = partial(ImpatientProtocol, limits)
+    size = limits.max_head_bytes
+    config = uvicorn.Config(app, http=protocol, h11_max_incomplete_event_size=size, log_config=None, lifespan="off")
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0)
+    yield listener.getsockname()[1]
+    server.should_exit = server.force_exit = True
+    await task
+
+
+def with_server(
+    limits: ConnectionLimits, talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> None:
+    async def go() -> None:
+        async with serving(limits) as port, asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            await talk(reader, writer)
+            writer.close()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+def test_a_client_that_does_not_finish_its_head_is_hung_up_on(said: bytes) -> None:
+    async def talk(reader, writer) -> None:
+        writer.write(said)
+        assert await reader.read() == b""
+
+    with_server(SHORT, talk)
+
+
+def test_a_client_that_sends_a_byte_now_and_then_gains_no_time() -> None:
+    async def talk(reader, writer) -> None:
+        reading = asyncio.create_task(reader.read())
+        sent = 0
+        while not reading.done():
+            writer.write(b"G" if sent == 0 else b"E")
+            sent += 1
+            await asyncio.wait([reading], timeout=0.02)
+        assert sent > 5
+        assert reading.result() == b""
+
+    with_server(SHORT, talk)
+
+
+def test_a_client_that_has_asked_may_wait_longer_for_its_answer_than_for_its_question() -> None:
+    async def talk(reader, writer) -> None:
+        for _ in range(2):
+            writer.write(GET.replace(b"/ ", b"/slow ", 1))
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+
+    with_server(SHORT, talk)
+
+
+def test_the_time_starts_anew_for_the_head_of_the_next_request() -> None:
+    async def talk(reader, writer) -> None:
+        writer.write(GET + b"GET /")
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.write(b" HTTP/1.1\r\n")
+        assert await reader.read() == b""
+
+    with_server(SHORT, talk)
+
+
+def test_headers_beyond_the_limit_are_a_400() -> None:
+    async def talk(reader, writer) -> None:
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 70_000)
+        assert (await reader.read()).startswith(b"HTTP/1.1 400")
+
+    with_server(ConnectionLimits(max_connections=5), talk)
+
+
+def test_one_connection_too_many_is_a_503_at_once_and_the_others_go_on() -> None:
+    async def go() -> None:
+        async with serving(ConnectionLimits(max_connections=3)) as port, asyncio.timeout(10):
+            first = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1" in head.lower()
+            assert json.loads(body)["error"]["code"] == "unavailable"
+            for other_reader, other_writer in first:
+                other_writer.write(GET)
+                assert (await other_reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+                other_writer.close()
+            writer.close()
+
+    asyncio.run(go())
+
+
+def test_there_are_descriptors_left_beside_all_clients() -> None:
+    import resource
+
+    assert 0 < connection_limits().max_connections < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
