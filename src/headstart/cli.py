@@ -12,6 +12,7 @@ from headstart.bench.options import Options
 from headstart.config.errors import ConfigError
 from headstart.config.settings import GatewaySettings, WorkerSettings, refuse_conflicts
 from headstart.core.errors import WorkerError
+from headstart.plan.advise_options import PlanOptions
 from headstart.plan.options import SimulateOptions
 from headstart.worker.exits import Exit
 from headstart.worker.spec import LogSpec, Role, WorkerSpec
@@ -177,6 +178,16 @@ class Simulate(SimulateOptions):
 
 
 @dataclass(frozen=True)
+class Plan(PlanOptions):
+    """Say how many prefill and decode workers some cards should become for a workload, and what binds them."""
+
+    def run(self) -> int:
+        from headstart.plan.advise import run
+
+        return run(self)
+
+
+@dataclass(frozen=True)
 class Key:
     """Print a new key pair for a cluster that spans machines. Keep it in a file that only its members can read."""
 
@@ -195,6 +206,7 @@ COMMANDS: dict[str, type[Command]] = {
     "doctor": Doctor,
     "bench": Bench,
     "simulate": Simulate,
+    "plan": Plan,
     "replay": Replay,
     "key": Key,
 }

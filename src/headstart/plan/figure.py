@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from headstart.bench.errors import BenchError
@@ -11,15 +12,18 @@ from headstart.plan.capacity import Split
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """Okabe and Ito's, told apart by colour-blind readers."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
+TITLE_WIDTH = 64
+"""Characters of a title's line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Requests per second by split: simulated, and in closed form where the splits were not all simulated."""
+    """Requests per second by split."""
 
     name: str
-    simulated: tuple[tuple[Split, float], ...]
-    estimated: tuple[tuple[Split, float], ...] = ()
+    points: tuple[tuple[Split, float], ...]
+    is_estimate: bool = False
+    """Of a closed form, not of a simulation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +57,19 @@ def draw(panels: Sequence[Panel], path: Path) -> list[Path]:
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
-    splits = sorted({split for curve in panel.curves for split, _ in (*curve.simulated, *curve.estimated)}, key=_share)
+    splits = sorted({split for curve in panel.curves for split, _ in curve.points}, key=_share)
     for curve, colour, marker in zip(panel.curves, COLOURS, MARKERS, strict=False):
-        if curve.estimated:
-            points = sorted(curve.estimated, key=lambda point: _share(point[0]))
-            xs, ys = [splits.index(split) for split, _ in points], [rate for _, rate in points]
-            axes.plot(xs, ys, color=colour, linestyle="--", linewidth=1, label=f"{curve.name}, closed form")
-        points = sorted(curve.simulated, key=lambda point: _share(point[0]))
+        points = sorted(curve.points, key=lambda point: _share(point[0]))
         xs, ys = [splits.index(split) for split, _ in points], [rate for _, rate in points]
-        axes.plot(xs, ys, color=colour, marker=marker, markersize=6, linewidth=1.8, label=curve.name)
+        if curve.is_estimate:
+            axes.plot(xs, ys, color=colour, linestyle="--", linewidth=1.2, label=curve.name)
+        else:
+            axes.plot(xs, ys, color=colour, marker=marker, markersize=6, linewidth=1.8, label=curve.name)
     axes.set_xticks(range(len(splits)), [f"{split.num_prefill}:{split.num_decode}" for split in splits])
     axes.set_xlabel("prefill workers : decode workers")
     axes.set_ylabel(panel.y_label)
-    axes.set_ylim(bottom=0)
-    axes.set_title(panel.title, fontsize=10)
+    axes.set_ylim(0, 1.1 * max((rate for curve in panel.curves for _, rate in curve.points), default=1.0))
+    axes.set_title(fill(panel.title, TITLE_WIDTH), fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
 

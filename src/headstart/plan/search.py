@@ -8,35 +8,11 @@ with fewer requests running at once.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headstart.plan.advise_options import Targets
 from headstart.plan.capacity import Bound, Estimate, Split, narrowed
 
 MAX_CAPS = 4
 """Simulations of one split with ever fewer running requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Milliseconds; None where nothing is asked for."""
-
-    ttft_p50_ms: float | None = None
-    ttft_p99_ms: float | None = None
-    itl_p50_ms: float | None = None
-    itl_p99_ms: float | None = None
-
-    @property
-    def ttft_ms(self) -> float | None:
-        """What one request's time to first token is held against: nearly all of them must be below."""
-        return self.ttft_p99_ms if self.ttft_p99_ms is not None else self.ttft_p50_ms
-
-    @property
-    def itl_ms(self) -> float | None:
-        """What one request's mean time per output token is held against."""
-        return self.itl_p99_ms if self.itl_p99_ms is not None else self.itl_p50_ms
-
-    @property
-    def tightest_itl_ms(self) -> float | None:
-        given = [value for value in (self.itl_p50_ms, self.itl_p99_ms) if value is not None]
-        return min(given, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from headstart.plan.advise_options import Targets
 from headstart.plan.capacity import Bound, Estimate, Split
-from headstart.plan.search import Latencies, Miss, Targets, Trial, best_of, choose, misses, within_itl
+from headstart.plan.search import Latencies, Miss, Trial, best_of, choose, misses, within_itl
 
 FAST = Latencies(100.0, 200.0, 10.0, 12.0)
 

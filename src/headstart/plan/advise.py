@@ -1,0 +1,101 @@
+"""`headstart plan`: how many prefill and decode workers a number of cards should become, and what keeps them from more."""
+
+import sys
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+
+from headstart.bench.errors import BenchError
+from headstart.bench.measure import Plan
+from headstart.bench.plan import plans
+from headstart.bench.workload import TokenSource
+from headstart.config.errors import ConfigError, require
+from headstart.plan.advice import Advice, heading, panel, save, told
+from headstart.plan.advise_options import PlanOptions
+from headstart.plan.capacity import Offered, Split, Worker, estimate
+from headstart.plan.cluster import Deployment, deployment_of
+from headstart.plan.demand import asks_of
+from headstart.plan.figure import draw
+from headstart.plan.search import choose, misses
+from headstart.plan.trial import Trials
+
+
+def run(options: PlanOptions) -> int:
+    """The command. Returns the exit status: 1 where there is no result, or where no split meets the targets."""
+    try:
+        deployment = deployment_of(options.deployment)
+        advices = [advise(plan, deployment, options) for plan in _plans(options, deployment)]
+    except BenchError as error:
+        print(f"headstart plan: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(heading(options, deployment)))
+    for advice in advices:
+        print("\n".join(told(advice, options, deployment)))
+    if options.output_file:
+        save(Path(options.output_file), advices, options, deployment)
+    if options.figure:
+        draw([panel(advice) for advice in advices], Path(options.figure))
+    return int(any(misses(advice.best.latencies, options.targets) for advice in advices))
+
+
+def advise(plan: Plan, deployment: Deployment, options: PlanOptions) -> Advice:
+    """Raises ConfigError where the cards make no pair of workers, BenchError where a simulated request fails."""
+    targets, offered, worker = options.targets, offered_of(plan), worker_of(deployment)
+    tightest = targets.tightest_itl_ms
+    itl_s = None if tightest is None else tightest / 1e3
+    estimates = [
+        estimate(split, offered, worker, itl_s) for split in splits_of(options.cards, options.deployment.cost.tp)
+    ]
+    trials = Trials(plan, deployment, targets, TokenSource(*options.load.token_ids))
+    ordered = choose(estimates, targets, worker.max_running, trials.simulate)
+    return Advice(_load(plan, offered), tuple(estimates), tuple(ordered), worker.max_running)
+
+
+def splits_of(cards: int, tp: int) -> list[Split]:
+    """Every way to make prefill and decode workers of `tp` cards."""
+    num_workers = cards // tp
+    require(num_workers >= 2, f"--cards {cards} with --tp {tp}: a prefill and a decode worker need {2 * tp}")
+    return [Split(number, num_workers - number) for number in range(1, num_workers)]
+
+
+def worker_of(deployment: Deployment) -> Worker:
+    spec = deployment.spec
+    return Worker(
+        deployment.costs,
+        spec.decode_pages * spec.page_size,
+        spec.prefill.chunked_prefill_size,
+        spec.decode.max_running_requests,
+        deployment.caches_on_decode,
+    )
+
+
+def offered_of(plan: Plan) -> Offered:
+    """Clients that wait for answers, or requests that come at recorded times or at a rate of sessions."""
+    workload, pace = plan.workload, plan.pace
+    asks, warm = tuple(asks_of(workload.measured)), tuple(asks_of(workload.warmup))
+    if pace.open_loop:
+        last_s = max(turn.due_s or 0.0 for session in workload.measured for turn in session.turns)
+        if last_s <= 0:
+            raise BenchError("--open-loop needs a trace with more than one time stamp")
+        return Offered(asks, warm, rate=len(asks) * pace.speed / last_s)
+    if isfinite(pace.request_rate):
+        return Offered(asks, warm, rate=pace.request_rate * len(asks) / len(workload.measured))
+    return Offered(asks, warm, num_clients=pace.max_concurrency or len(workload.measured))
+
+
+def _plans(options: PlanOptions, deployment: Deployment) -> Iterator[Plan]:
+    if options.load.num_seeds > 1 or len(options.order.prefix_share) > 1:
+        raise ConfigError(
+            "headstart plan takes one seed and one --prefix-share; --max-concurrency may have several values"
+        )
+    return plans(options.bench, deployment.spec.decode.context_len)
+
+
+def _load(plan: Plan, offered: Offered) -> str:
+    prompt_len = fmean(ask.prompt_len for ask in offered.asks)
+    whom = f"{offered.num_clients} clients" if offered.rate is None else f"{offered.rate:.4g} requests/s"
+    return (
+        f"{plan.workload.name}, seed {plan.seed}: {len(offered.asks)} requests of {prompt_len:.0f} prompt and "
+        f"{offered.output_len:.0f} output tokens on average, {whom}"
+    )

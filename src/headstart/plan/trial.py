@@ -1,0 +1,62 @@
+"""One simulated split: the run's row, and how many of its requests met the targets."""
+
+from dataclasses import dataclass, replace
+
+from headstart.bench.measure import Plan, Row
+from headstart.bench.records import Record
+from headstart.bench.workload import TokenSource
+from headstart.plan.advise_options import Targets
+from headstart.plan.capacity import Split
+from headstart.plan.cluster import Deployment
+from headstart.plan.search import Latencies, Trial
+from headstart.plan.simulate import simulated_row
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Simulates splits of one deployment under one load."""
+
+    plan: Plan
+    deployment: Deployment
+    targets: Targets
+    source: TokenSource
+
+    def simulate(self, split: Split, max_running: int) -> Trial:
+        """Raises BenchError if a request fails."""
+        measured = {session.name for session in self.plan.workload.measured}
+        records: list[Record] = []
+
+        def keep(record: Record) -> None:
+            if record.asked.session in measured:
+                records.append(record)
+
+        row = simulated_row(self.plan, self._resized(split, max_running), str(split), self.source, keep)
+        good = sum(is_good(record, self.targets) for record in records)
+        return _trial(split, max_running, row, good / row["duration"])
+
+    def _resized(self, split: Split, max_running: int) -> Deployment:
+        spec = self.deployment.spec
+        decode = replace(spec.decode, max_running_requests=max_running)
+        sized = replace(spec, num_prefill=split.num_prefill, num_decode=split.num_decode, decode=decode)
+        return replace(self.deployment, spec=sized)
+
+
+def is_good(record: Record, targets: Targets) -> bool:
+    """Whether a request's time to first token and its mean time per output token are within the targets."""
+    ttft_ms, tpot_ms = 1e3 * record.ttft_s, 1e3 * (record.tpot_s or 0.0)
+    in_time = targets.ttft_ms is None or ttft_ms <= targets.ttft_ms
+    return in_time and (targets.itl_ms is None or tpot_ms <= targets.itl_ms)
+
+
+def _trial(split: Split, max_running: int, row: Row, goodput: float) -> Trial:
+    decode = [worker for worker in row["workers"] if worker["worker"].startswith("decode")]
+    return Trial(
+        split,
+        max_running,
+        row["request_throughput"],
+        goodput,
+        row["output_throughput"],
+        Latencies(row["median_ttft_ms"], row["p99_ttft_ms"], row["median_itl_ms"], row["p99_itl_ms"]),
+        sum(worker["running"]["mean"] for worker in decode) / len(decode),
+        sum(worker["pool_usage"]["mean"] for worker in decode) / len(decode),
+    )

@@ -1,0 +1,65 @@
+"""`headstart plan` from its flags to its words, on simulations of seconds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headstart.bench.options import LoadOptions, PrefixOptions
+from headstart.config.errors import ConfigError
+from headstart.plan.advise import run, splits_of
+from headstart.plan.advise_options import PlanOptions, Targets
+from headstart.plan.capacity import Split
+
+SMALL = PlanOptions(
+    cards=3,
+    prefix=PrefixOptions(gsp_num_groups=2, gsp_prompts_per_group=4, gsp_system_prompt_len=640, gsp_output_len=16),
+    load=LoadOptions(max_concurrency=(4,)),
+)
+
+
+def test_cards_become_every_pair_of_prefill_and_decode_workers() -> None:
+    assert splits_of(8, 2) == [Split(1, 3), Split(2, 2), Split(3, 1)]
+    with pytest.raises(ConfigError, match="need 8"):
+        splits_of(7, 4)
+
+
+def test_a_plan_names_workers_goodput_and_what_binds_and_is_the_same_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, reports = [], []
+    for name in ("a.json", "b.json"):
+        assert run(replace(SMALL, output_file=str(tmp_path / name))) == 0
+        texts.append(capsys.readouterr().out)
+        reports.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1]
+    assert reports[0] == reports[1]
+    (load,) = json.loads(reports[0])["loads"]
+    assert len(load["estimates"]) == 2
+    best, other = load["trials"]
+    assert best["goodput"] == best["throughput"] >= other["goodput"] > 0
+    num_prefill, num_decode = best["split"]["num_prefill"], best["split"]["num_decode"]
+    assert f"Use {num_prefill} prefill and {num_decode} decode workers" in texts[0]
+    assert f"binding: {load['binding']}" in texts[0]
+
+
+def test_targets_out_of_reach_are_named_with_the_distance(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(replace(SMALL, targets=Targets(ttft_p99_ms=0.5))) == 1
+    text = capsys.readouterr().out
+    assert "No split of 3 cards meets the targets" in text
+    assert "ms (" in text.split("TTFT p99 is")[1]
+    assert "binding: the TTFT target" in text
+
+
+def test_a_curve_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
+    assert run(replace(SMALL, figure=str(tmp_path / "curve.png"))) == 0
+    first = (tmp_path / "curve.svg").read_bytes()
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+    assert run(replace(SMALL, figure=str(tmp_path / "curve.png"))) == 0
+    assert (tmp_path / "curve.svg").read_bytes() == first
+
+
+def test_several_seeds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="one seed"):
+        run(replace(SMALL, load=LoadOptions(num_seeds=2)))
