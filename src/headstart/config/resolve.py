@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from headstart.config.errors import require
-from headstart.config.settings import CacheSettings, StepSettings, WorkerSettings
+from headstart.config.settings import CacheSettings, StepSettings, TransferSettings, WorkerSettings
 from headstart.core.layout import page_floor, pages_for
 
 CHUNK_S = 0.4  # a chunk of --chunked-prefill-size auto aims at this many seconds; half a second is the bound
@@ -45,7 +45,7 @@ class PoolPlan:
     context_len: int
     """Longest prompt plus output of one request, in tokens; fits the pool."""
     owner_pages: int | None = None
-    """Pages of one tenant that are nobody's to take; beyond them its own go first. None: all are alike."""
+    """Pages that one tenant may have before its own are evicted first. None: all are alike."""
 
     @property
     def num_tokens(self) -> int:
@@ -79,6 +79,11 @@ def resolve_page_size(cache: CacheSettings, device: str) -> int:
     if cache.page_size != "auto":
         return cache.page_size
     return 64 if device == "cuda" else 16
+
+
+def resolve_verify(transfer: TransferSettings, device: str) -> bool:
+    """Whether a decode worker on `device` verifies the pages that it is sent."""
+    return transfer.verify_transfers == "on" or (transfer.verify_transfers == "auto" and device == "cpu")
 
 
 def resolve_pool(settings: WorkerSettings, facts: DeviceFacts, model: ModelFacts) -> PoolPlan:

@@ -138,6 +138,9 @@ class TransferSettings:
     """Library that moves pages. Only nixl is built."""
     disaggregation_ib_device: str = ""
     """Network devices for the backend, comma separated. Only empty (it chooses) is built."""
+    verify_transfers: Literal["auto", "on", "off"] = "auto"
+    """Whether a decode worker compares each page that it was sent with the sender's digest of it. auto: on a CPU, where
+    computing a page takes hundreds of times as long. Only decode workers look at it."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headstart.core.errors import WorkerError
 from headstart.core.layout import PoolRegion
@@ -50,6 +52,10 @@ class KVPool:
             page_bytes=self.shape.page_bytes(self.data.dtype),
             device=str(self.data.device),
         )
+
+    def host_bytes(self) -> NDArray[np.uint8]:
+        """`[num_pages, page_bytes]`, the memory itself. Only for a pool on the CPU."""
+        return self.data.view(torch.uint8).reshape(self.shape.num_pages, -1).numpy()
 
     def layer(self, layer: int) -> torch.Tensor:
         """One layer as a strided view `[num_pages, 2, num_kv_heads, page_size, head_dim]`."""

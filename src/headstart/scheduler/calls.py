@@ -13,6 +13,7 @@ done    the writer says that its handles ended; the notices are still on their w
 loose   nobody's; Cancel is repeated until answered
 
 A page of a call is open for the writer from `add` until its notice, or until the call is gone. Time never closes one.
+Where pages are verified, a notice whose pages do not hold what it says is no word about them: its data may still come.
 """
 
 from collections import Counter
@@ -29,6 +30,8 @@ from headstart.core.messages import CancelTicket, ChunkNotice, KillRequest, Tick
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.contract import Send
 from headstart.scheduler.record import Record
+from headstart.scheduler.seals import seal
+from headstart.transfer.contract import PageDigests
 
 FIRST_REPEAT_S = 0.2
 LAST_REPEAT_S = 1.0
@@ -63,7 +66,7 @@ class Call:
     ref: TicketRef
     worker: WorkerRef
     start: int
-    end: int
+    tokens: Int32Array  # all whose KV is needed, from position 0
     pages: Int32Array
     record: Record
     missing: NDArray[np.bool_] = field(init=False)  # [len(pages)]: not noticed
@@ -75,6 +78,10 @@ class Call:
 
     def __post_init__(self) -> None:
         self.missing = np.ones(len(self.pages), dtype=bool)
+
+    @property
+    def end(self) -> int:
+        return len(self.tokens)
 
     @property
     def num_arrived(self) -> int:
@@ -92,13 +99,16 @@ class Call:
 
 
 class CallTable:
-    """Every call whose writer has not had its last word."""
+    """Every call whose writer has not had its last word. `digests` of our pool; None: pages are taken as they come."""
 
-    def __init__(self, cache: PrefixCache, clock: Clock, send: Send, counters: Counter[str]) -> None:
+    def __init__(
+        self, cache: PrefixCache, clock: Clock, send: Send, counters: Counter[str], digests: PageDigests | None
+    ) -> None:
         self._cache = cache
         self._clock = clock
         self._send = send
         self._counters = counters
+        self._digests = digests
         self._calls: dict[TicketRef, Call] = {}
         self._repeats: dict[TicketRef, Repeat] = {}
         self._kill_asked: dict[WorkerRef, Repeat] = {}
@@ -129,8 +139,13 @@ class CallTable:
     def of(self, worker: WorkerRef) -> list[Call]:
         return [call for call in self._calls.values() if call.worker == worker]
 
-    def notice(self, notice: ChunkNotice) -> Call | None:
-        """Close what arrived. None for a notice that is late, foreign, repeated or out of range."""
+    @property
+    def verifies(self) -> bool:
+        """Whether notices must carry seals."""
+        return self._digests is not None
+
+    def expected(self, notice: ChunkNotice) -> Call | None:
+        """The call that a notice is of. None for one that is late, foreign, repeated or out of range."""
         call = self._calls.get(notice.ref)
         last = notice.first + notice.count
         known = call is not None and call.worker == notice.writer and 0 <= notice.first < last <= len(call.pages)
@@ -138,6 +153,19 @@ class CallTable:
         if call is None or not known or not call.missing[notice.first : last].all():
             self._counters["stray_notices"] += 1
             return None
+        return call
+
+    def is_intact(self, call: Call, notice: ChunkNotice) -> bool:
+        """Whether the pages of an expected notice hold what their writer sealed."""
+        if self._digests is None:
+            return True
+        digests = self._digests.digest(call.pages[notice.first : notice.first + notice.count])
+        size = self._cache.page_size
+        return seal(digests, call.tokens, call.start + notice.first * size, size) == notice.seals
+
+    def arrived(self, call: Call, notice: ChunkNotice) -> None:
+        """Close the pages of an expected notice."""
+        last = notice.first + notice.count
         self._cache.close_write(call.pages[notice.first : last])
         call.missing[notice.first : last] = False
         call.prefix_len = notice.prefix_len
@@ -147,7 +175,6 @@ class CallTable:
                 call.since = self._clock.now()
             else:
                 self._forget(call)
-        return call
 
     def end(self, call: Call) -> None:
         """The writer's word, or proof of its end, that it writes no more."""

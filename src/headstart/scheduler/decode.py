@@ -49,7 +49,7 @@ from headstart.scheduler.links import Links
 from headstart.scheduler.route import Router
 from headstart.scheduler.steps import Launched, Part, make_batch, share_out
 from headstart.scheduler.stop import find_stop
-from headstart.transfer.contract import Notice, PeerLost, TransferEvent
+from headstart.transfer.contract import Notice, PageDigests, PeerLost, TransferEvent
 
 OWN_STALL_S = 1.0
 MIN_LOOK_S = 0.05
@@ -64,6 +64,7 @@ class DecodePorts:
     page_bytes: int
     clock: Clock
     send: Send
+    digests: PageDigests | None = None  # of our pool; None: pages are taken as they come
 
 
 class DecodeScheduler:
@@ -78,7 +79,7 @@ class DecodeScheduler:
         self._clock = clock
         self._send = send
         self._counters: Counter[str] = Counter()
-        self._calls = CallTable(cache, clock, send, self._counters)
+        self._calls = CallTable(cache, clock, send, self._counters, ports.digests)
         self._board = Board(cache, limits, self._calls, self._counters)
         self._desk = Desk(cache, limits, ports.page_bytes, clock, send, self._counters)
         self._links = Links(Hello(worker, kv_spec, ports.descriptor), send, self._counters)

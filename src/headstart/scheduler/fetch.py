@@ -31,6 +31,8 @@ from headstart.scheduler.route import LATER, Local, Router
 
 MAX_DEATHS = 2
 """A choice that this many workers died with is not tried on another: it may be the killer."""
+MAX_FORGIVEN_MISMATCHES = 1
+"""A choice's damaged transfers for which their worker is not left: one may be an accident of the way."""
 FIRST_ASK_AGAIN_S = 2.0
 LAST_ASK_AGAIN_S = 16.0
 
@@ -56,7 +58,7 @@ class Fetching:
         sequence, size = choice.sequence, self._board.page_size
         start, end = sequence.num_computed, len(sequence) - 1
         pages = lease.pages[start // size : pages_for(end, size)]
-        call = Call(ref, link.worker, start, end, pages, choice.record)
+        call = Call(ref, link.worker, start, sequence.span(0, end), pages, choice.record)
         self._board.calls.add(call)
         entry = Preparing(choice, lease, call, hit_pages)
         self._board.prepare(entry)
@@ -69,8 +71,16 @@ class Fetching:
     def _ask(self, entry: Preparing) -> None:
         call, request = entry.call, entry.choice.request
         remaining_s = entry.choice.deadline - self._clock.now()
-        tokens = entry.choice.sequence.span(0, call.end)
-        message = Prefill(call.ref, tokens, call.start, call.pages, request.namespace, remaining_s, request.cacheable)
+        message = Prefill(
+            call.ref,
+            call.tokens,
+            call.start,
+            call.pages,
+            request.namespace,
+            remaining_s,
+            request.cacheable,
+            verify=self._board.calls.verifies,
+        )
         self._send(str(call.worker), message)
 
     def _ask_again(self) -> None:
@@ -92,9 +102,13 @@ class Fetching:
     def on_notice(self, notice: ChunkNotice) -> None:
         board = self._board
         entry = board.preparing.get(notice.ref)
-        call = board.calls.notice(notice)
+        call = board.calls.expected(notice)
         if call is None:
             return
+        if not board.calls.is_intact(call, notice):
+            self._mismatch(call)
+            return
+        board.calls.arrived(call, notice)
         board.counters["pages_moved"] += notice.count
         board.stirred |= call.is_complete
         if entry is None:
@@ -112,6 +126,20 @@ class Fetching:
             board.detach(entry)
             board.make_ready(choice, entry.lease, entry.hit_pages, chunked=False)
             choice.record.mark("ready", self._clock.now())
+
+    def _mismatch(self, call: Call) -> None:
+        """What is in our pool is not what the writer sealed. The request goes on without that call, whose pages wait
+        for the writer's last word: the right bytes may still be on their way."""
+        board = self._board
+        board.counters["digest_mismatches"] += 1
+        entry = board.preparing.get(call.ref)
+        if entry is None:
+            return
+        board.calls.cut(call)
+        board.stirred = True
+        record = entry.choice.record
+        record.num_mismatches += 1
+        self._retry(entry, blames_worker=record.num_mismatches > MAX_FORGIVEN_MISMATCHES)
 
     def on_done(self, sender: str, message: PrefillDone) -> None:
         call = self._known(sender, message.ref)
@@ -210,10 +238,11 @@ class Fetching:
 
     # ---- down the ladder ---------------------------------------------------------------------------------------------
 
-    def _retry(self, entry: Preparing) -> None:
-        """The entry's call is over or loose, and something is missing."""
+    def _retry(self, entry: Preparing, blames_worker: bool = True) -> None:
+        """The entry's call is over or loose, and something is missing. A worker that is blamed is not asked again."""
         board, choice, call = self._board, entry.choice, entry.call
-        choice.failed_on.add(call.worker)
+        if blames_worker:
+            choice.failed_on.add(call.worker)
         arrived = choice.sequence.num_computed
         choice.record.add_computed(max(0, arrived - call.prefix_len) if arrived > call.start else 0)
         board.counters["prefill_retries"] += 1

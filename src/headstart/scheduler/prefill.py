@@ -43,7 +43,15 @@ from headstart.scheduler.prefill_calls import Call, CallKey, Chunk, Ending, Run
 from headstart.scheduler.prefill_peers import PrefillPeers
 from headstart.scheduler.prefill_share import has_room, share_out
 from headstart.scheduler.prefill_writes import OpenWrites, Write
-from headstart.transfer.contract import Completed, PeerLost, TransferError, TransferEvent, Transport, WriteFailed
+from headstart.transfer.contract import (
+    Completed,
+    PageDigests,
+    PeerLost,
+    TransferError,
+    TransferEvent,
+    Transport,
+    WriteFailed,
+)
 
 OVERDUE_SHARE = 0.1
 """Share of the pool that overdue writes may pin before the end of a peer is asked for."""
@@ -54,6 +62,7 @@ class PrefillPorts:
     """How the scheduler reaches the world."""
 
     transport: Transport
+    digests: PageDigests  # of our pool
     clock: Clock
     send: Send
 
@@ -69,7 +78,7 @@ class PrefillScheduler:
         self._cache = cache
         self._ports = ports
         self._peers = PrefillPeers(worker, kv_spec, limits, ports.transport)
-        self._writes = OpenWrites(worker, kv_spec.page_size, cache, ports.transport)
+        self._writes = OpenWrites(worker, kv_spec.page_size, cache, ports.transport, ports.digests)
         self._waiting: list[Call] = []
         self._runs: dict[CallKey, Run] = {}
         self._step_id = 0

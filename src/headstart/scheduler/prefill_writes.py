@@ -8,7 +8,8 @@ from headstart.core.errors import InvariantError
 from headstart.core.messages import ChunkNotice, WorkerRef, encode_notice
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.prefill_calls import Run
-from headstart.transfer.contract import Transport
+from headstart.scheduler.seals import seal
+from headstart.transfer.contract import PageDigests, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,14 @@ class Write:
 
 
 class OpenWrites:
-    def __init__(self, worker: WorkerRef, page_size: int, cache: PrefixCache, transport: Transport) -> None:
+    def __init__(
+        self, worker: WorkerRef, page_size: int, cache: PrefixCache, transport: Transport, digests: PageDigests
+    ) -> None:
         self._worker = worker
         self._page_size = page_size
         self._cache = cache
         self._transport = transport
+        self._digests = digests
         self._writes: dict[int, Write] = {}
 
     def post(self, run: Run) -> int:
@@ -36,13 +40,18 @@ class OpenWrites:
         message = run.call.message
         first = message.start // self._page_size
         src, dst = run.lease.pages[cursor:limit], message.dst_pages[cursor - first : limit - first]
-        notice = ChunkNotice(self._worker, message.ref, cursor - first, limit - cursor, run.hit_len)
+        seals = self._seals(run, src) if message.verify else b""
+        notice = ChunkNotice(self._worker, message.ref, cursor - first, limit - cursor, run.hit_len, seals)
         handle = self._transport.write(run.call.peer, src, dst, encode_notice(notice))
         self._cache.hold(src)
         self._writes[handle] = Write(run, src)
         run.handles.add(handle)
         run.cursor = limit
         return limit - cursor
+
+    def _seals(self, run: Run, src: Int32Array) -> bytes:
+        start = run.cursor * self._page_size
+        return seal(self._digests.digest(src), run.call.message.tokens, start, self._page_size)
 
     def close(self, handle: int) -> Run | None:
         """The handle has ended. Returns its run, or None for a handle that is not open."""

@@ -17,6 +17,7 @@ class Record:
     pages_moved: int = 0
     miss_reason: str = ""
     num_retractions: int = 0
+    num_mismatches: int = 0  # notices whose pages did not hold what was sent
 
     def add_computed(self, num_tokens: int) -> None:
         """What is computed again after the first token, for a retraction, is no cost of the prompt."""

@@ -17,6 +17,7 @@ from headstart.sim.network import ControlNetwork
 from headstart.sim.spec import WorldSpec
 from headstart.sim.watermarks import ContextBook
 from headstart.sim.worker import Organs, SimWorker
+from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import LoopbackNetwork
 
 MakeCache = Callable[[int, int], PrefixCache]
@@ -45,6 +46,7 @@ def build_worker(ref: WorkerRef, around: Surroundings) -> SimWorker:
     region = PoolRegion(0, num_pages, spec.mark_bytes)
     raw = pool.reshape(-1).view(np.uint8)
     transport = around.links.transport(str(ref), raw, region)
+    digests = HostDigests(raw.reshape(num_pages, spec.mark_bytes))
     cache = around.make_cache(num_pages, spec.page_size)
 
     def send(recipient: str, message: Message) -> None:
@@ -58,9 +60,10 @@ def build_worker(ref: WorkerRef, around: Surroundings) -> SimWorker:
     executor = FakeExecutor(Model(around.book, spec.vocab_size, spec.page_size, cost), pool, around.clock)
     scheduler: PrefillScheduler | DecodeScheduler
     if role == PREFILL:
-        ports = PrefillPorts(transport, around.clock, send)
+        ports = PrefillPorts(transport, digests, around.clock, send)
         scheduler = PrefillScheduler(ref, spec.kv_spec, spec.prefill, cache, ports)
     else:
-        decode_ports = DecodePorts(transport.descriptor(), spec.page_bytes, around.clock, send)
+        verified = digests if spec.verify_transfers else None
+        decode_ports = DecodePorts(transport.descriptor(), spec.page_bytes, around.clock, send, verified)
         scheduler = DecodeScheduler(ref, spec.kv_spec, spec.decode, cache, decode_ports)
     return SimWorker(join, Organs(scheduler, cache, transport, executor), around.clock, send)

@@ -61,6 +61,7 @@ class WorldSpec:
     timing: Timing = field(default_factory=Timing)
     modelling: Modelling = Modelling()
     make_policy: MakePolicy = prefix_affinity
+    verify_transfers: bool = True
 
     @property
     def kv_spec(self) -> KVSpec:

@@ -45,6 +45,15 @@ class PeerLost(Struct, frozen=True):
 TransferEvent = Completed | WriteFailed | Notice | PeerLost
 
 
+class PageDigests(Protocol):
+    """Reads pages of one worker's own pool, so that both ends of a transfer can compare what they hold."""
+
+    def digest(self, pages: Int32Array) -> list[int]:
+        """64 bits of each page's bytes: the same on every worker for the same bytes, whatever the page's id. The caller
+        sees to it that no launched step writes these pages meanwhile."""
+        ...
+
+
 class Transport(Protocol):
     """One per worker, over one registered KV pool. No call blocks on a peer."""
 

@@ -21,6 +21,7 @@ from headstart.config.resolve import (
     resolve_page_size,
     resolve_pool,
     resolve_step,
+    resolve_verify,
 )
 from headstart.config.settings import WorkerSettings
 from headstart.core.arrays import int32_array
@@ -38,17 +39,17 @@ from headstart.executor.build import (
     make_kv_spec,
 )
 from headstart.executor.runner import TorchExecutor
-from headstart.kv.cache import PrefixCache
 from headstart.model.info import ModelInfo, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, resolve_model, weight_files
 from headstart.scheduler.contract import Scheduler, Send
-from headstart.scheduler.decode import DecodePorts, DecodeScheduler
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
-from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
 from headstart.transfer.contract import Transport
+from headstart.transfer.digest import HostDigests
 from headstart.transfer.nixl import NixlTransport
+from headstart.worker.recording import record_scheduler
+from headstart.worker.schedulers import DecodeSpec, PrefillSpec, SchedulerPorts, SchedulerSpec, make_scheduler
 from headstart.worker.spec import WorkerSpec, served_name
-from headstart.worker.uncached import UncachedScheduler
+from headstart.worker.tape import TapeWriter, open_tape
 
 MEASURED_TOKENS = 128
 """Prompt tokens of the step that --chunked-prefill-size auto is measured with."""
@@ -79,6 +80,7 @@ class BuiltWorker:
     capacity_tokens: int
     model_name: str
     facts: dict[str, object]  # for the log
+    tape: TapeWriter | None  # to be closed when the loop has ended
 
 
 def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> BuiltWorker:
@@ -103,8 +105,16 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     )
     warm = time.monotonic()
     transport = _transport(settings, worker, executor)
-    parts = _Parts(kv_spec, pool, step, transport, executor.pool.region.page_bytes, vocab_size)
-    scheduler = _scheduler(spec, worker, parts, ports)
+    digests = HostDigests(executor.pool.host_bytes())
+    parts = _Parts(kv_spec, pool, step, transport.descriptor(), executor.pool.region.page_bytes, vocab_size)
+    scheduler_spec = _scheduler_spec(spec, worker, parts, resolve_verify(settings.transfer, device))
+    scheduler_ports = SchedulerPorts(transport, digests, ports.clock, ports.send)
+    tape = open_tape(settings.record, str(worker), scheduler_spec)
+    scheduler: Scheduler
+    if tape is None:
+        scheduler = make_scheduler(scheduler_spec, scheduler_ports)
+    else:
+        scheduler = record_scheduler(scheduler_spec, scheduler_ports, tape)
     facts = {
         "dtype": config.dtype,
         "page_size": pool.page_size,
@@ -118,7 +128,7 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     }
     page_bytes = executor.pool.region.page_bytes
     name = served_name(spec.model, settings.model)
-    return BuiltWorker(scheduler, transport, executor, kv_spec, page_bytes, pool.context_len, name, facts)
+    return BuiltWorker(scheduler, transport, executor, kv_spec, page_bytes, pool.context_len, name, facts, tape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +136,12 @@ class _Parts:
     kv_spec: KVSpec
     pool: PoolPlan
     step: StepPlan
-    transport: Transport
+    descriptor: bytes
     page_bytes: int
     vocab_size: int
 
 
-def _scheduler(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, ports: BuildPorts) -> Scheduler:
-    cache = PrefixCache(parts.pool.num_pages, parts.pool.page_size, parts.pool.owner_pages)
+def _scheduler_spec(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, verifies: bool) -> SchedulerSpec:
     step, pool = parts.step, parts.pool
     if spec.role == "prefill":
         limits = PrefillLimits(
@@ -142,9 +151,7 @@ def _scheduler(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, ports: BuildP
             capacity_tokens=pool.context_len,
             vocab_size=parts.vocab_size,
         )
-        return PrefillScheduler(
-            worker, parts.kv_spec, limits, cache, PrefillPorts(parts.transport, ports.clock, ports.send)
-        )
+        return PrefillSpec(worker, parts.kv_spec, limits, pool.num_pages, parts.descriptor, pool.owner_pages)
     decode_limits = DecodeLimits(
         max_running_requests=step.max_running_requests,
         max_queued_requests=step.max_queued_requests,
@@ -154,9 +161,17 @@ def _scheduler(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, ports: BuildP
         num_reserved_decode_tokens=step.num_reserved_decode_tokens,
         vocab_size=parts.vocab_size,
     )
-    decode_ports = DecodePorts(parts.transport.descriptor(), parts.page_bytes, ports.clock, ports.send)
-    scheduler: Scheduler = DecodeScheduler(worker, parts.kv_spec, decode_limits, cache, decode_ports)
-    return UncachedScheduler(scheduler) if spec.settings.cache.disable_radix_cache else scheduler
+    return DecodeSpec(
+        worker,
+        parts.kv_spec,
+        decode_limits,
+        pool.num_pages,
+        parts.descriptor,
+        parts.page_bytes,
+        owner_pages=pool.owner_pages,
+        is_uncached=spec.settings.cache.disable_radix_cache,
+        verifies=verifies,
+    )
 
 
 def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[ExecutorConfig, PoolPlan, int]:

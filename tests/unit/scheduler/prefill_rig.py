@@ -26,6 +26,7 @@ from headstart.sim.cost import linear_cost
 from headstart.sim.executor import FakeExecutor, Model
 from headstart.sim.watermarks import MARK_BYTES, ContextBook
 from headstart.transfer.contract import Notice
+from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import LoopbackNetwork, LoopbackTransport
 
 PREFILL = WorkerRef("prefill-0", 1)
@@ -108,7 +109,8 @@ class Rig:
         self.executor = FakeExecutor(Model(ContextBook(), 97, page_size, linear_cost(0.01, 0.0)), pool, self.clock)
         self.callers: dict[str, Caller] = {}
         self.sent: list[tuple[str, Message]] = []
-        ports = PrefillPorts(self.transport, self.clock, self._deliver)
+        digests = HostDigests(pool.view(np.uint8))
+        ports = PrefillPorts(self.transport, digests, self.clock, self._deliver)
         self.scheduler = PrefillScheduler(PREFILL, spec_of(page_size), replace(LIMITS, **limits), self.cache, ports)
 
     def caller(self, worker: WorkerRef = DECODE) -> Caller:

@@ -41,6 +41,7 @@ from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
 from headstart.sim.clock import Agenda, VirtualClock
 from headstart.sim.network import ControlNetwork
 from headstart.sim.worker import GATEWAY, Organs, SimWorker
+from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import Fate, LoopbackNetwork, LoopbackTransport, Posted
 from tests.unit.executor.world import GREEDY, Sequence_, read_kv
 
@@ -71,7 +72,7 @@ class Engine:
 
     def memory(self) -> np.ndarray:
         """[num_pages, page_bytes] uint8, the pool's own memory."""
-        return self.pool.view(torch.uint8).reshape(len(self.pool), -1).numpy()
+        return self.executor.pool.host_bytes()
 
 
 @contextmanager
@@ -198,7 +199,8 @@ class StackWorld:
             num_reserved_decode_tokens=self.spec.num_reserved,
             gateway_silence_s=LIMIT_S,
         )
-        ports = DecodePorts(transport.descriptor(), engine.page_bytes, self.clock, send)
+        digests = HostDigests(engine.memory())
+        ports = DecodePorts(transport.descriptor(), engine.page_bytes, self.clock, send, digests)
         return DecodeScheduler(DECODE, engine.kv_spec, limits, cache, ports)
 
     def _prefill_scheduler(
@@ -208,7 +210,8 @@ class StackWorld:
         limits = PrefillLimits(
             max_running_requests=8, chunked_prefill_size=self.spec.chunk, credit_tokens=2048, capacity_tokens=capacity
         )
-        return PrefillScheduler(PREFILL, engine.kv_spec, limits, cache, PrefillPorts(transport, self.clock, send))
+        ports = PrefillPorts(transport, HostDigests(engine.memory()), self.clock, send)
+        return PrefillScheduler(PREFILL, engine.kv_spec, limits, cache, ports)
 
     def _posted(self, posted: Posted) -> Fate:
         self.posts.append(posted)
