@@ -12,7 +12,7 @@ from headstart.plan.calibrate import calibrate
 from headstart.plan.cost import CostModel, load_model
 from headstart.plan.hardware import card_named
 from headstart.plan.models import model_named
-from headstart.plan.options import CostOptions, DeploymentOptions, LimitOptions, SheetOptions
+from headstart.plan.options import Auto, CostOptions, DeploymentOptions, LimitOptions, SheetOptions
 from headstart.plan.sheet import Assumptions, Sharding, pool_tokens, sheet_model
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.sim.cost import StepShape
@@ -28,11 +28,12 @@ TRIAL_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What workers run on. Pool and context are None where the costs do not tell."""
+    """What workers run on. None where the costs do not tell."""
 
     costs: CostModel
     pool_tokens: int | None = None
     context_len: int | None = None
+    page_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def hardware_of(cost: CostOptions, rates: SheetOptions, mem_fraction: float) -> 
     """From a file of coefficients, or from a card's data sheet and a model's shape."""
     if cost.calibrate:
         found = calibrate(Path(cost.calibrate))
-        return Hardware(found.costs, context_len=found.context_len)
+        return Hardware(found.costs, context_len=found.context_len, page_size=found.page_size)
     if cost.sheet:
         return Hardware(load_model(Path(cost.sheet)))
     card, model = card_named(cost.card or "H100"), model_named(cost.model or "Qwen3-8B")
@@ -88,7 +89,7 @@ def assumptions(rates: SheetOptions) -> Assumptions:
 def world_spec(hardware: Hardware, options: DeploymentOptions) -> WorldSpec:
     """Workers with the limits that real ones on such a device would resolve."""
     costs, cluster, limits = hardware.costs, options.cluster, options.limits
-    page_size = resolve_page_size(CacheSettings(page_size=cluster.page_size), costs.device)
+    page_size = _page_size(cluster.page_size, hardware)
     decode_tokens = _pool(cluster.pool_tokens, hardware.pool_tokens)
     prefill_tokens = _pool(cluster.prefill_pool_tokens, decode_tokens)
     decode = _pool_plan("--pool-tokens", decode_tokens, page_size, limits, hardware.context_len)
@@ -125,6 +126,12 @@ def tokens_per_s(costs: CostModel) -> float:
     """Prompt tokens that a prefill worker computes per second, in chunks of an empty context."""
     n = TRIAL_CHUNK
     return n / costs.prefill_time(StepShape(0, n, n, n, n * (n + 1) // 2))
+
+
+def _page_size(wanted: int | Auto, hardware: Hardware) -> int:
+    if wanted == "auto" and hardware.page_size is not None:
+        return hardware.page_size
+    return resolve_page_size(CacheSettings(page_size=wanted), hardware.costs.device)
 
 
 def _pool(wanted: int | str, known: int | None) -> int:

@@ -109,7 +109,7 @@ class ClusterOptions:
     mem_fraction_static: float = 0.9
     """Share of the cards' memory for weights and KV; 2 GB of each card are kept free besides."""
     page_size: int | Auto = "auto"
-    """Tokens of one KV page. auto: 64 on a GPU, 16 on a CPU."""
+    """Tokens of one KV page. auto: what was calibrated, else 64 on a GPU and 16 on a CPU."""
     cache: Literal["both", "prefill"] = "both"
     """Who keeps KV after a request. prefill: decode workers keep none, and their running requests share no pages."""
     disable_radix_cache: bool = False
