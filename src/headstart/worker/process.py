@@ -102,7 +102,11 @@ def _run(spec: WorkerSpec) -> Exit:
         worker, spec.role, built.kv_spec, lines.peer_address, built.capacity_tokens, built.model_name, lock.domain
     )
     log.info("ready", extra={"capacity_tokens": built.capacity_tokens, **built.facts})
-    status = _serve(spec, parts, lines, join, built.page_bytes)
+    try:
+        status = _serve(spec, parts, lines, join, built.page_bytes)
+    finally:
+        if built.tape is not None:
+            built.tape.close()
     built.executor.close()
     built.transport.close()
     lock.release()
