@@ -1,0 +1,242 @@
+"""Does the simulator tell what this machine will do? Fits a cost model to some loads and predicts two others.
+
+    python benchmarks/validate_simulation.py [--quick] [--out bench-out/validation]
+
+1. Serves the demo model, one prefill and one decode worker, and plays the calibration loads.
+2. Plays two loads that are not among them, five equal times each.
+3. Fits the costs (`headstart simulate --calibrate OUT/calibration.json` does the same), simulates the two loads, and
+   prints predicted against measured with the spread of the five runs: (largest - smallest) / mean.
+4. Serves again with --record, plays the first load once, and replays the tapes: every decision must be made again.
+
+Goals: mean TPOT off by at most 3 % or the spread, mean TTFT by at most 10 % or the spread, decisions identical. About
+9 minutes on 2 cores, 1 with --quick (a tiny random model: whose numbers mean nothing). Keep the machine quiet: a busy one is another machine
+from run to run.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from deployment import Deployment, Running, running
+
+from headstart.bench.client import PerfClock
+from headstart.bench.drive import Pace
+from headstart.bench.errors import BenchError
+from headstart.bench.machine import commit, machine_facts
+from headstart.bench.measure import Means, Plan, Row, measure
+from headstart.bench.plan import Shape, described
+from headstart.bench.report import save
+from headstart.bench.target import Address, connect, open_http
+from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, TokenSource
+from headstart.config.errors import ConfigError
+from headstart.plan.calibrate import Calibration, calibrate
+from headstart.plan.cluster import Deployment as Simulated
+from headstart.plan.cluster import Hardware, world_spec
+from headstart.plan.cost import save_model
+from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
+from headstart.plan.simulate import simulated_row
+from headstart.sim.replay import replay
+from headstart.sim.replay_report import report
+from headstart.worker.tape import SUFFIX, read_tape
+
+POOL_TOKENS, CHUNK, LOCAL = 32_768, 256, 16
+FLAGS = (
+    *("--max-total-tokens", str(POOL_TOKENS), "--page-size", "16"),
+    *("--chunked-prefill-size", str(CHUNK), "--local-prefill-tokens", str(LOCAL)),
+)
+TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+QUICK_FLAGS = (*FLAGS, "--load-format", "dummy", "--json-model-override-args", json.dumps(TINY))
+SOURCE = TokenSource(1000, 30_000)
+GOALS = {"tpot": 0.03, "ttft": 0.10}
+
+
+@dataclass(frozen=True)
+class Load:
+    name: str
+    shape: Shape
+    concurrency: int
+
+
+def calibration_loads(quick: bool) -> list[Load]:
+    """Prompts alone; many rows on long shared prefixes; both workers busy at once; short deltas."""
+    num, out = (4, Length(16)) if quick else (12, Length(40))
+    return [
+        Load("one at a time", NoReuse(2 * num, Length(1200, 0.05), Length(12)), 1),
+        Load("4 on 2 prefixes", SharedPrefix(2, num, Length(900), Length(24), out), 4),
+        Load("12 on 2 prefixes", SharedPrefix(2, num, Length(500), Length(24), out), 12),
+        Load("3 conversations", MultiTurn(num // 2, 4, Length(300, 0.2), Length(80, 0.1), out), 3),
+        Load("4 new prompts", NoReuse(num, Length(600, 0.3), out), 4),
+    ]
+
+
+def judged_loads(quick: bool) -> list[Load]:
+    num, out = (4, Length(16)) if quick else (12, Length(48))
+    return [
+        Load("6 conversations", MultiTurn(num // 2, 5, Length(400, 0.3), Length(100, 0.3), out), 6),
+        Load("8 on 3 prefixes", SharedPrefix(3, num, Length(700), Length(60, 0.5), out), 8),
+    ]
+
+
+# ---- measured --------------------------------------------------------------------------------------------------------
+
+
+async def play(server: Running, loads: Sequence[tuple[Load, int]]) -> list[Row]:
+    """One row for each (load, seed), with every request."""
+    clock, code = PerfClock(), commit()
+    address = Address(server.base_url)
+    rows = []
+    async with open_http(address) as http:
+        target = await connect(address, http, clock)
+        for load, seed in loads:
+            note(f"{load.name}, seed {seed}")
+            row = await measure(plan_of(load, seed, code), target, Means(SOURCE, clock, keeps_requests=True))
+            rows.append(row | {"name": load.name})
+    return rows
+
+
+def plan_of(load: Load, seed: int, code: str = "") -> Plan:
+    return Plan(load.shape.build(seed), described(load.shape), Pace(load.concurrency), seed, commit=code)
+
+
+def spread(values: Sequence[float]) -> float:
+    return float((max(values) - min(values)) / np.mean(values))
+
+
+# ---- predicted -------------------------------------------------------------------------------------------------------
+
+
+def predicted(load: Load, seed: int, found: Calibration) -> Row:
+    options = DeploymentOptions(
+        cluster=ClusterOptions(page_size=found.page_size),
+        limits=LimitOptions(chunked_prefill_size=CHUNK, local_prefill_tokens=LOCAL),
+    )
+    hardware = Hardware(found.costs, POOL_TOKENS, found.context_len)
+    return simulated_row(plan_of(load, seed), Simulated(found.costs, world_spec(hardware, options)), load.name, SOURCE)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One load's mean of one latency, in milliseconds."""
+
+    load: str
+    latency: str
+    measured: tuple[float, ...]
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / float(np.mean(self.measured)) - 1
+
+    @property
+    def bound(self) -> float:
+        return max(GOALS[self.latency], spread(self.measured))
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.error) <= self.bound
+
+
+def compare(load: Load, rows: list[Row], prediction: Row) -> Iterator[Line]:
+    for latency in GOALS:
+        key = f"mean_{latency}_ms"
+        yield Line(load.name, latency, tuple(row[key] for row in rows), prediction[key])
+
+
+def table(lines: list[Line]) -> str:
+    out = [f"{'load':<18}{'mean of':<9}{'measured ms':>12}{'spread':>9}{'predicted ms':>14}{'error':>9}{'goal':>9}"]
+    for line in lines:
+        verdict = "" if line.holds else "  missed"
+        out.append(
+            f"{line.load:<18}{line.latency.upper():<9}{np.mean(line.measured):>12.2f}{spread(line.measured):>9.1%}"
+            f"{line.predicted:>14.2f}{line.error:>+9.1%}{line.bound:>9.1%}{verdict}"
+        )
+    return "\n".join(out)
+
+
+# ---- replayed --------------------------------------------------------------------------------------------------------
+
+
+def replayed(load: Load, seed: int, flags: tuple[str, ...]) -> tuple[bool, list[str]]:
+    """Whether every tape of a recorded run gave the same decisions, and a line each."""
+    with tempfile.TemporaryDirectory(prefix="headstart-tapes-") as folder:
+        with running(Deployment("recorded", 1, cache=True, flags=(*flags, "--record", folder))) as server:
+            asyncio.run(play(server, [(load, seed)]))
+        same, lines = True, []
+        for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
+            verdict = replay(*read_tape(path))
+            same &= verdict.difference is None
+            lines.append(f"{path.name.split('.')[0]}: " + "\n  ".join(report(verdict)))
+        return same and len(lines) == 3, lines
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+BEGAN = time.perf_counter()
+
+
+def note(what: str) -> None:
+    print(f"{time.perf_counter() - BEGAN:4.0f} s  {what}", file=sys.stderr)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="few requests to a tiny random model: only to see that it works"
+    )
+    parser.add_argument("--out", type=Path, default=Path("bench-out/validation"), help="folder for reports")
+    args = parser.parse_args()
+    try:
+        return validate(args.quick, args.out)
+    except (BenchError, ConfigError, RuntimeError) as error:
+        print(f"validation failed: {error}", file=sys.stderr)
+        return 1
+
+
+def validate(quick: bool, out: Path) -> int:
+    judged, num_equal = judged_loads(quick), 2 if quick else 5
+    flags = QUICK_FLAGS if quick else FLAGS
+    with running(Deployment("split", 1, cache=True, flags=flags)) as server:
+        seeds = (1,) if quick else (1, 2)
+        fitted_rows = asyncio.run(play(server, [(load, seed) for load in calibration_loads(quick) for seed in seeds]))
+        rows = asyncio.run(play(server, [(load, 7) for _ in range(num_equal) for load in judged]))
+    machine = machine_facts()
+    save(out / "calibration.json", machine, fitted_rows)
+    save(out / "measured.json", machine, rows)
+    found = calibrate(out / "calibration.json")
+    save_model(found.costs, out / "costs.json")
+    lines: list[Line] = []
+    for load in judged:
+        note(f"simulating {load.name}")
+        lines += compare(load, [row for row in rows if row["name"] == load.name], predicted(load, 7, found))
+    same, verdicts = replayed(judged[0], 7, flags)
+    result: dict[str, Any] = {
+        "machine": machine,
+        "load_average": os.getloadavg(),
+        "lines": [vars(line) | {"error": line.error, "spread": spread(line.measured)} for line in lines],
+        "replayed": verdicts,
+    }
+    (out / "validation.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(machine))
+    print("\n".join(found.costs.notes))
+    print(f"\n{table(lines)}\n\n" + "\n".join(verdicts))
+    return 0 if same and all(line.holds for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
