@@ -1,0 +1,265 @@
+"""Two published tables out of the simulator: baseline, decode cache, and what prefix-shared decode attention would give.
+
+python benchmarks/source_tables.py sglang-19746 [--vary] [--requests N] [--json FILE]
+python benchmarks/source_tables.py sglang-22234
+
+Prints Markdown, the same for the same arguments. What is put in: lengths, limits, sizes and rates of data sheets, and how
+fast the decode kernels were (see `kernel_share`). What comes out: residency, throughput and latencies, with the error of
+each published cell. --vary repeats the first two rows with one assumption changed at a time.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from published import SOURCES, Observed, Source
+
+from headstart.bench.drive import Pace
+from headstart.bench.measure import Plan
+from headstart.bench.workload import TokenSource, Workload
+from headstart.plan.cluster import deployment_of
+from headstart.plan.cost import CostModel
+from headstart.plan.hardware import card_named
+from headstart.plan.models import model_named
+from headstart.plan.options import ClusterOptions, CostOptions, DeploymentOptions, SheetOptions
+from headstart.plan.sheet import Assumptions, sheet_model
+from headstart.plan.simulate import simulated_row
+from headstart.sim.cost import StepShape
+
+Row = dict[str, Any]
+
+SEED = 42
+TOKENS = TokenSource(1_000, 30_000)
+MEM_FRACTION = 0.9
+LARGE = 0.1
+"""Errors above this are followed to the assumption that carries them."""
+UNITS = {"_ms": 1e-3}
+LABELS = {
+    "request_throughput": "requests/s",
+    "input_throughput": "input tokens/s",
+    "output_throughput": "output tokens/s",
+    "max_output_tokens_per_s": "peak output tokens/s",
+    "total_input_tokens": "input tokens",
+    "total_output_tokens": "output tokens",
+    "duration": "duration (s)",
+    "concurrency": "concurrency",
+    "mean_tpot_ms": "TPOT mean (ms)",
+}
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What is put in besides the source's own numbers."""
+
+    kernel_share: float
+    """Of the memory's rate, when decode reads weights and KV."""
+    step_overhead_ms: float = 0.0
+    compute_share: float | None = None
+    """Of the arithmetic rate, in prefill. None: what large matrix products reach."""
+    card_bytes: float | None = None
+    """None: what the driver reports."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    assumed: Assumed
+    caches_on_decode: bool
+    prefix_shared: bool
+    observed: Observed | None = None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("source", choices=SOURCES)
+    parser.add_argument("--vary", action="store_true", help="also with one assumption changed at a time")
+    parser.add_argument("--requests", type=int, default=0, help="only the first so many: a trial of the command itself")
+    parser.add_argument("--json", help="write every row to this file")
+    arguments = parser.parse_args()
+    source = SOURCES[arguments.source]
+    rows: dict[str, Row] = {}
+    print(f"## {source.name}\n")
+    for case in cases(source):
+        rows[case.name] = simulated(source, case, arguments.requests)
+        print("\n".join(described(source, case, rows[case.name])), flush=True)
+    if arguments.vary:
+        for case in cases(source):
+            if case.observed is not None:
+                print("\n".join(varied(source, case, rows[case.name], arguments.requests)), flush=True)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def cases(source: Source) -> list[Case]:
+    """The two published rows with the kernels they had, then sharing with such kernels, and at the data sheet's rates."""
+    base, cache = (kernel_share(source, observed) for observed in (source.baseline, source.decode_cache))
+    return [
+        Case("baseline", Assumed(base), False, False, source.baseline),
+        Case("decode cache", Assumed(cache), True, False, source.decode_cache),
+        Case("prefix-shared decode, kernels as fast as theirs", Assumed(cache), True, True),
+        Case("prefix-shared decode, at the bound of the data sheet", Assumed(1.0), True, True),
+    ]
+
+
+def kernel_share(source: Source, observed: Observed) -> float:
+    """The share of the memory's rate that explains the measured ITL at the measured batch, every row reading all of its
+    context."""
+    bound = bound_model(source, prefix_shared=False)
+    fixed_s = bound.decode.fixed_s
+    return (step_bound_s(source, bound, observed.running) - fixed_s) / (observed.itl_ms / 1e3 - fixed_s)
+
+
+def bound_model(source: Source, *, prefix_shared: bool) -> CostModel:
+    """Steps at the data sheet's rates. All-reduces alone are not free."""
+    ideal = Assumptions(bandwidth_share=1.0, flops_share=1.0, step_overhead_s=0.0, request_overhead_s=0.0)
+    return sheet_model(card_named(source.card), model_named(source.model), source.sharding, ideal, prefix_shared)
+
+
+def step_bound_s(source: Source, costs: CostModel, running: float) -> float:
+    """Seconds of a decode step of so many requests."""
+    rows = round(running)
+    each, unique = (round(source.load.read_tokens(running, shared=shared)) for shared in (False, True))
+    return costs.decode_time(StepShape(rows, rows, each, unique, each))
+
+
+def simulated(source: Source, case: Case, num_requests: int) -> Row:
+    workload = source.workload.build(SEED)
+    measured = workload.measured[: num_requests or None]
+    warmup = tuple(short(session) for session in measured[: source.num_warmup])
+    plan = Plan(Workload(workload.name, warmup, measured), {}, Pace(source.num_clients), SEED)
+    return simulated_row(plan, deployment_of(options(source, case)), case.name, TOKENS)
+
+
+def short(session: Any) -> Any:
+    """bench_serving's warm-up: the first request, of at most 32 output tokens."""
+    turns = tuple(replace(turn, output_len=min(turn.output_len, 32)) for turn in session.turns)
+    return replace(session, name=f"warmup-{session.name}", turns=turns)
+
+
+def options(source: Source, case: Case) -> DeploymentOptions:
+    sharding, assumed = source.sharding, case.assumed
+    return DeploymentOptions(
+        CostOptions(
+            card=source.card,
+            model=source.model,
+            tp=sharding.tp,
+            weight_dtype=sharding.weight_dtype,
+            kv_dtype=sharding.kv_dtype,
+        ),
+        SheetOptions(
+            bandwidth_share=assumed.kernel_share,
+            compute_share=assumed.compute_share or "auto",
+            step_overhead_ms=assumed.step_overhead_ms,
+            request_overhead_us=0.0,
+        ),
+        source.workers,
+        ClusterOptions(
+            pool_tokens=pool_tokens(source, assumed),
+            page_size=64,
+            cache="both" if case.caches_on_decode else "prefill",
+            naive_attention=not case.prefix_shared,
+        ),
+        source.limits,
+    )
+
+
+def pool_tokens(source: Source, assumed: Assumed) -> int:
+    """What the static memory fraction leaves beside the weights."""
+    model, sharding = model_named(source.model), source.sharding
+    weight_bytes = model.weights.total * (1 if sharding.weight_dtype == "fp8" else 2)
+    memory = sharding.tp * MEM_FRACTION * (assumed.card_bytes or source.card_bytes)
+    return int((memory - weight_bytes) / model.kv_bytes_per_token(sharding.kv_dtype))
+
+
+def described(source: Source, case: Case, row: Row) -> Iterator[str]:
+    decode = row["workers"][-1]
+    running, usage = decode["running"], decode["pool_usage"]
+    said = case.observed.residency if case.observed else {"running": "", "pool": ""}
+    yield f"### {case.name}\n"
+    yield (
+        f"Decode reads memory at {100 * case.assumed.kernel_share:.0f} % of the data sheet's rate; "
+        f"pool of {pool_tokens(source, case.assumed):,} tokens.\n"
+    )
+    yield "| cell | published | simulated | error |"
+    yield "|---|---|---|---|"
+    yield f"| running, median / most | {said['running']} | {running['median']:.0f} / {running['max']:.0f} | |"
+    yield f"| pool in use, median / most | {said['pool']} | {usage['median']:.2f} / {usage['max']:.2f} | |"
+    for key in (case.observed or source.baseline).cells:
+        yield cell(key, row, case.observed)
+    shared = bound_model(source, prefix_shared=case.prefix_shared)
+    bound_ms = 1e3 * step_bound_s(source, shared, running["median"])
+    yield f"| bound of the ITL at the median batch (ms) | | {bound_ms:.1f} | |\n"
+
+
+def cell(key: str, row: Row, observed: Observed | None) -> str:
+    value = row[key]
+    if observed is None:
+        return f"| {label(key)} | | {shown(key, value)} | |"
+    return (
+        f"| {label(key)} | {shown(key, observed.cells[key])} | {shown(key, value)} | {error(key, row, observed):+.1%} |"
+    )
+
+
+def error(key: str, row: Row, observed: Observed) -> float:
+    relative: float = row[key] / observed.cells[key] - 1
+    return relative
+
+
+def label(key: str) -> str:
+    if key in LABELS:
+        return LABELS[key]
+    statistic, name = key.removesuffix("_ms").split("_", 1)
+    names = {"e2e_latency": ("latency", "s"), "ttft": ("TTFT", "s"), "tpot": ("TPOT", "ms"), "itl": ("ITL", "ms")}
+    return "{0} {2} ({1})".format(*names[name], statistic)
+
+
+def shown(key: str, value: float) -> str:
+    if key.endswith(("e2e_latency_ms", "ttft_ms")):
+        return f"{value / 1e3:.1f}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 100 else f"{value:.1f}"
+
+
+def varied(source: Source, case: Case, row: Row, num_requests: int) -> Iterator[str]:
+    """The cells with a large error, under each changed assumption."""
+    assert case.observed is not None
+    large = [key for key in case.observed.cells if abs(error(key, row, case.observed)) > LARGE]
+    yield f"### {case.name}: errors above {LARGE:.0%}, with one assumption changed\n"
+    if not large:
+        yield "None.\n"
+        return
+    others = {name: simulated(source, replace(case, assumed=a), num_requests) for name, a in changes(source, case)}
+    yield f"| cell | as above | {' | '.join(others)} |"
+    yield "|---" * (len(others) + 2) + "|"
+    for key in large:
+        errors = [error(key, one, case.observed) for one in (row, *others.values())]
+        yield f"| {label(key)} | " + " | ".join(f"{value:+.0%}" for value in errors) + " |"
+    yield ""
+
+
+def changes(source: Source, case: Case) -> Iterator[tuple[str, Assumed]]:
+    for share in (0.4, 0.2):
+        yield f"prefill at {share:.0%} of the arithmetic rate", replace(case.assumed, compute_share=share)
+    overhead_ms, share = one_law(source)
+    if overhead_ms > 0:
+        law = replace(case.assumed, kernel_share=share, step_overhead_ms=overhead_ms)
+        yield f"both rows' steps: {overhead_ms:.0f} ms and {share:.0%} of the memory's rate", law
+    nominal = card_named(source.card).memory_bytes
+    yield f"cards of {nominal / 1e9:.0f} GB", replace(case.assumed, card_bytes=nominal)
+
+
+def one_law(source: Source) -> tuple[float, float]:
+    """A fixed time per step and a share of the memory's rate that explain both measured ITLs."""
+    bound = bound_model(source, prefix_shared=False)
+    (x0, y0), (x1, y1) = (
+        (step_bound_s(source, bound, observed.running) - bound.decode.fixed_s, observed.itl_ms / 1e3)
+        for observed in (source.baseline, source.decode_cache)
+    )
+    slope = (y1 - y0) / (x1 - x0)
+    return 1e3 * (y0 - slope * x0 - bound.decode.fixed_s), 1 / slope
+
+
+if __name__ == "__main__":
+    main()
