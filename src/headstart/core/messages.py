@@ -215,7 +215,7 @@ def decode_notice(payload: bytes) -> ChunkNotice | None:
     """The notice in a payload, or None where a stranger wrote something else."""
     try:
         return msgpack.decode(payload, type=ChunkNotice)
-    except MsgspecError:
+    except (MsgspecError, ValueError, RecursionError):  # text that is not UTF-8 is a plain ValueError
         return None
 
 

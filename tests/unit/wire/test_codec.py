@@ -26,6 +26,7 @@ from headstart.core.messages import (
     WorkerLoad,
     WorkerRef,
     decode_notice,
+    encode_notice,
 )
 from headstart.core.request import ChoiceRef
 from headstart.wire.channels import CHANNELS, FROM_WORKER, NOTICE, TO_PREFILL, TO_WORKER
@@ -224,6 +225,21 @@ def test_messages_without_fields_and_with_one_are_told_apart() -> None:
 @settings(max_examples=300, deadline=None)
 def test_a_strangers_notice_is_no_notice(payload: bytes) -> None:
     assert decode_notice(payload) is None or isinstance(CODECS[NOTICE.name].decode(payload), ChunkNotice)
+
+
+@pytest.mark.parametrize("payload", [b"\x81\xa4type\xa2\xff\xfe", b"\x81\xa1\xcb\x01", b"\x81\xa1x" + b"\x91" * 50_000])
+def test_a_notice_whose_text_is_no_text_or_nested_beyond_any_stack_is_none(payload: bytes) -> None:
+    assert decode_notice(payload) is None
+
+
+@given(messages_of(ChunkNotice), st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_damaged_notice_is_a_notice_or_none(notice: ChunkNotice, data: st.DataObject) -> None:
+    payload = bytearray(encode_notice(notice))
+    for _ in range(data.draw(st.integers(1, 3))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    found = decode_notice(bytes(payload))
+    assert found is None or isinstance(found, ChunkNotice)
 
 
 @pytest.mark.parametrize("name", WireLimits.__slots__)
