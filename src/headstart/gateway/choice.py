@@ -74,7 +74,7 @@ class Choice:
     place: Place
     attempt: int = -1  # of the latest hand-over; -1 before the first
     tokens: list[int] = field(default_factory=list)  # accepted outputs, over all attempts
-    died: set[WorkerRef] = field(default_factory=set)  # workers that died while they had it
+    died: dict[WorkerRef, float] = field(default_factory=dict)  # workers that died with it -> how much that counts
     num_setbacks: int = 0  # hand-overs that came to nothing, refusals for want of room apart
     refusals: dict[WorkerRef, ErrorCode] = field(default_factory=dict)  # since it last ran
 
@@ -94,6 +94,14 @@ class Choice:
     def num_tokens(self) -> int:
         """Longest the sequence can become."""
         return len(self.request.prompt) + self.request.stop.max_new_tokens
+
+    @property
+    def num_deaths(self) -> float:
+        return sum(self.died.values())
+
+    def note_death(self, worker: WorkerRef) -> None:
+        """The worker that has this choice died: half as bad where it had not said yet that it took it."""
+        self.died[worker] = 1.0 if isinstance(self.place, Running) else 0.5
 
     def at_attempt(self, now: float) -> Request:
         """The request to send for the current attempt: what it has produced goes along as output ids."""

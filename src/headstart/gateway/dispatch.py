@@ -5,7 +5,8 @@ A choice's states are in `choice`, a worker's in `registry`. Invariants:
 - every submitted choice ends in exactly one on_finished or on_failed, at the latest at its deadline;
 - its sink sees output `i` exactly once and in order: only the current attempt's tokens at the expected index count;
 - after a hand-over the former worker is told to stop, and told again whenever it is heard to go on;
-- a choice that was on two workers that died is failed, not tried on a third: it may be what killed them.
+- a choice that was on two workers that died is failed, not tried on a third: it may be what killed them. One that
+  died before it took the choice counts half: when all decode workers die at once, the choice is sent to a dead one.
 """
 
 from collections import Counter, OrderedDict
@@ -321,7 +322,7 @@ class Dispatcher:
                 self._finish(choice, choice.finished(FinishReason.STOP))
                 continue
             if died:
-                choice.died.add(worker)
+                choice.note_death(worker)
             self._requeue(choice, now)
 
     # ---- moving a choice ---------------------------------------------------------------------------------------------
@@ -332,7 +333,7 @@ class Dispatcher:
             self._finish(choice, completion)
         elif now >= choice.deadline:
             self._fail(choice, ErrorCode.DEADLINE, "the request's deadline has passed")
-        elif len(choice.died) >= 2:
+        elif choice.num_deaths >= 2:
             self._fail(choice, ErrorCode.WORKER_LOST, "two workers died while they served this request")
         elif choice.num_setbacks >= self._limits.max_setbacks:
             self._fail(choice, ErrorCode.UNAVAILABLE, f"no worker completed this in {choice.attempt + 1} attempts")
@@ -375,7 +376,7 @@ class Dispatcher:
 
     def _hand_over(self, choice: Choice, record: WorkerRecord, now: float) -> None:
         choice.attempt += 1
-        choice.died.discard(record.ref)  # it was only silent
+        choice.died.pop(record.ref, None)  # it was only silent
         self.counters["resubmitted"] += choice.attempt > 0
         self._set_place(choice, Submitted(record.ref, now))
         request = choice.at_attempt(now)

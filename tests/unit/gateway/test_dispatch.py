@@ -154,11 +154,42 @@ def test_a_request_on_two_workers_that_died_is_not_tried_on_a_third():
     workers = {str(ref): ref for ref in (world.join(f"decode-{i}") for i in range(3))}
     sink = world.submit()
     for _ in range(2):
-        to, _ = world.submitted()
+        to, submit = world.submitted()
+        world.accept(workers[to], submit.request.ref)
         world.dispatcher.handle("launcher", WorkerExited(workers[to], -11))
     assert not world.take(Submit)
     assert sink.failed[0].code is ErrorCode.WORKER_LOST
     world.check()
+
+
+def test_case_E7_a_request_that_was_sent_to_a_worker_dead_already_is_tried_on_a_third():
+    """Both decode workers die at once: the choice of the first goes to the second before its death is known."""
+    world = World()
+    workers = {str(ref): ref for ref in (world.join("decode-0"), world.join("decode-1"))}
+    sink = world.submit(max_new=2)
+    to, submit = world.submitted()
+    world.emit(workers[to], submit.request.ref, 0, 5)
+    world.dispatcher.handle("launcher", WorkerExited(workers[to], -9))
+    to, _ = world.submitted()
+    world.dispatcher.handle("launcher", WorkerExited(workers[to], -9))
+    back = world.join("decode-0", incarnation=2)
+    to, again = world.submitted()
+    assert to == str(back)
+    world.emit(back, again.request.ref, 1, 6)
+    world.finish(back, again.request.ref, 2)
+    assert sink.tokens == [5, 6]
+    world.check()
+
+
+def test_a_request_that_kills_workers_before_they_take_it_is_not_tried_on_a_fifth():
+    world = World()
+    workers = {str(ref): ref for ref in (world.join(f"decode-{i}") for i in range(5))}
+    sink = world.submit()
+    for _ in range(4):
+        to, _ = world.submitted()
+        world.dispatcher.handle("launcher", WorkerExited(workers[to], -11))
+    assert not world.take(Submit)
+    assert sink.failed[0].code is ErrorCode.WORKER_LOST
 
 
 def test_a_worker_that_drains_hands_its_requests_on_without_blame():
