@@ -93,7 +93,7 @@ def estimate(split: Split, offered: Offered, worker: Worker, itl_target_s: float
         middle = (low + high) // 2
         low, high = (middle, high) if steady.bound(middle) is None else (low, middle)
     bound = steady.bound(high) or Bound.ROWS
-    rate = min(steady.rate(low), steady.prefill_rate, steady.link_rate, offered.rate or float("inf"))
+    rate = steady.rate_at(bound, low)
     return Estimate(
         split,
         low,
@@ -129,6 +129,15 @@ class _Steady:
 
     def rate(self, batch: int) -> float:
         return self._split.num_decode * batch / (self._offered.output_len * self.step_s(batch))
+
+    def rate_at(self, bound: Bound, batch: int) -> float:
+        """With `batch` the largest that breaks nothing: a rate that binds is reached by a batch between two numbers."""
+        binding = {
+            Bound.PREFILL: self.prefill_rate,
+            Bound.LINK: self.link_rate,
+            Bound.LOAD: self._offered.rate or self.rate(batch),
+        }
+        return binding.get(bound, self.rate(batch))
 
     def resident(self, batch: int) -> float:
         batch_held = held(self._fullest, batch, whole=True)
