@@ -1,8 +1,8 @@
 """Host time of one decode step: advance + schedule + update of the decode scheduler, with an executor that costs nothing.
 
-    python benchmarks/host_step.py [--running 128] [--prompt 2048] [--page-size 16] [--steps 400]
+    python benchmarks/host_step.py [--running 128] [--prompt 2048] [--page-size 16] [--steps 400] [--record]
 
-Every request has its own tail on one of 8 shared prefixes; outputs fill pages as they would in service. Prints the
+With --record the scheduler is on tape, as under `headstart serve --record`, and the tape's bytes per step are told. Every request has its own tail on one of 8 shared prefixes; outputs fill pages as they would in service. Prints the
 distribution of the three calls' sum over the steps, garbage collection included, as one line of JSON.
 """
 
@@ -10,8 +10,11 @@ import argparse
 import json
 import os
 import statistics
+import tempfile
 import time
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,23 +24,46 @@ from headstart.core.clock import MonotonicClock
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec, cache_namespace
 from headstart.core.messages import Message, Submit, WorkerRef
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
-from headstart.kv.cache import PrefixCache
-from headstart.scheduler.decode import DecodePorts, DecodeScheduler
+from headstart.scheduler.contract import Scheduler
 from headstart.scheduler.limits import DecodeLimits
+from headstart.transfer.digest import HostDigests
+from headstart.worker.recording import record_scheduler
+from headstart.worker.schedulers import DecodeSpec, SchedulerPorts, make_scheduler
+from headstart.worker.tape import TapeWriter
 
 NUM_PREFIXES = 8
 
 
-def build(args: argparse.Namespace, sent: Counter[str]) -> DecodeScheduler:
+class NoTransport:
+    """Satisfies `transfer.contract.Transport` for a scheduler that calls no peer."""
+
+    def descriptor(self) -> bytes:
+        return b""
+
+    def connect(self, peer: str, descriptor: bytes) -> None:
+        raise NotImplementedError
+
+    disconnect = write = poll = connect
+
+    def close(self) -> None:
+        pass
+
+
+def build(args: argparse.Namespace, sent: Counter[str], tape_folder: Path) -> Scheduler:
     pages_each = -(-(args.prompt + args.steps + 64) // args.page_size)
     limits = DecodeLimits(args.running, 4 * args.running, 1 << 20, 1 << 20, 1 << 20, 128, gateway_silence_s=1e9)
-    cache = PrefixCache(args.running * pages_each, args.page_size)
-    spec = KVSpec(PROTOCOL_VERSION, "none", args.page_size, "bfloat16", 1, 1, 1, "none")
-    ports = DecodePorts(b"", 1, MonotonicClock(), lambda to, message: sent.update([type(message).__name__]))
-    return DecodeScheduler(WorkerRef("decode-0", 1), spec, limits, cache, ports)
+    kv_spec = KVSpec(PROTOCOL_VERSION, "none", args.page_size, "bfloat16", 1, 1, 1, "none")
+    spec = DecodeSpec(WorkerRef("decode-0", 1), kv_spec, limits, args.running * pages_each, b"", 1)
+    digests = HostDigests(np.zeros((1, 1), dtype=np.uint8))
+    ports = SchedulerPorts(
+        NoTransport(), digests, MonotonicClock(), lambda to, message: sent.update([type(message).__name__])
+    )
+    if not args.record:
+        return make_scheduler(spec, ports)
+    return record_scheduler(spec, ports, TapeWriter.create(tape_folder, "decode", spec, 1 << 30))
 
 
-def submit(scheduler: DecodeScheduler, args: argparse.Namespace) -> None:
+def submit(scheduler: Scheduler, args: argparse.Namespace) -> None:
     rng = np.random.default_rng(0)
     num_shared = args.prompt * 7 // 8
     prefixes = rng.integers(0, 50_000, (NUM_PREFIXES, num_shared))
@@ -55,7 +81,7 @@ def answer(batch: Batch) -> BatchOutput:
     return BatchOutput(batch.step_id, tuple(Sampled(row.row_id, (row.start * 7919 + 1) % 50_000) for row in rows))
 
 
-def one_step(scheduler: DecodeScheduler) -> tuple[int, dict[str, float]]:
+def one_step(scheduler: Scheduler) -> tuple[int, dict[str, float]]:
     """Rows of the step and seconds of each call."""
     t0 = time.perf_counter()
     scheduler.advance()
@@ -76,16 +102,22 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--record", action="store_true")
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="headstart-tape-") as folder:
+        print(json.dumps(measure(args, Path(folder))))
+
+
+def measure(args: argparse.Namespace, tape_folder: Path) -> dict[str, Any]:
     sent: Counter[str] = Counter()
-    scheduler = build(args, sent)
+    scheduler = build(args, sent, tape_folder)
     submit(scheduler, args)
     while scheduler.load().counters.get("output_tokens", 0) < args.running:
         one_step(scheduler)
+    num_bytes = tape_bytes(tape_folder)
     parts = [one_step(scheduler)[1] for _ in range(args.steps)]
-    scheduler.check()
     sums = sorted(1e3 * sum(part.values()) for part in parts)
-    result = {
+    return {
         "running": args.running,
         "prompt": args.prompt,
         "page_size": args.page_size,
@@ -96,9 +128,13 @@ def main() -> None:
         "ms_mean": round(statistics.fmean(sums), 3),
         "ms_p99": round(sums[int(0.99 * len(sums))], 3),
         **{f"ms_mean_{name}": round(1e3 * statistics.fmean(p[name] for p in parts), 3) for name in parts[0]},
+        "tape_bytes_per_step": round((tape_bytes(tape_folder) - num_bytes) / args.steps),
         "messages": dict(sent),
     }
-    print(json.dumps(result))
+
+
+def tape_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 if __name__ == "__main__":
