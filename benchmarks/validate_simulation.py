@@ -75,18 +75,18 @@ class Load:
 
 def calibration_loads(quick: bool) -> list[Load]:
     """Prompts alone; many rows on long shared prefixes; both workers busy at once; short deltas."""
-    num, out = (4, Length(16)) if quick else (12, Length(40))
+    num, out = (4, Length(16, 0.5)) if quick else (12, Length(56, 0.4))
     return [
         Load("one at a time", NoReuse(2 * num, Length(1200, 0.05), Length(12)), 1),
         Load("4 on 2 prefixes", SharedPrefix(2, num, Length(900), Length(24), out), 4),
         Load("12 on 2 prefixes", SharedPrefix(2, num, Length(500), Length(24), out), 12),
-        Load("3 conversations", MultiTurn(num // 2, 4, Length(300, 0.2), Length(80, 0.1), out), 3),
+        Load("3 conversations", MultiTurn(num // 2, 4, Length(300, 0.2), Length(60, 0.1), out), 3),
         Load("4 new prompts", NoReuse(num, Length(600, 0.3), out), 4),
     ]
 
 
 def judged_loads(quick: bool) -> list[Load]:
-    num, out = (4, Length(16)) if quick else (12, Length(48))
+    num, out = (4, Length(16, 0.5)) if quick else (12, Length(64, 0.5))
     return [
         Load("6 conversations", MultiTurn(num // 2, 5, Length(400, 0.3), Length(100, 0.3), out), 6),
         Load("8 on 3 prefixes", SharedPrefix(3, num, Length(700), Length(60, 0.5), out), 8),
