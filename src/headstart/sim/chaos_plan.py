@@ -6,6 +6,7 @@ history. After `calm_at` nothing new befalls anybody, so that every history ends
 
 from dataclasses import dataclass, field, replace
 from random import Random
+from string import ascii_lowercase
 
 from headstart.core.request import SamplingParams, StopCriteria
 from headstart.sim.cost import linear_cost
@@ -30,6 +31,7 @@ class Turn:
     said: tuple[int, ...]
     stop: StopCriteria
     sampling: SamplingParams
+    stops: tuple[str, ...]  # strings that end the answer
     num_choices: int
     deadline_s: float
     think_s: float  # before it is asked
@@ -55,6 +57,8 @@ class Weather:
     unnoticed: float = 0.0
     noticed_twice: float = 0.0
     noticed_late: float = 0.0
+    flipped: float = 0.0  # one bit arrives wrong
+    unfinished: float = 0.0  # noticed before its last page has landed
 
     def message_fate(self, rng: Random, fine: MessageFate) -> MessageFate:
         roll = rng.random()
@@ -73,6 +77,8 @@ class Weather:
             delay_s=rng.choice((0.1, 0.5, 3.0)) if rng.random() < self.slow else None,
             num_notices=0 if rng.random() < self.unnoticed else 1 + (rng.random() < self.noticed_twice),
             notice_delay_s=rng.choice((0.05, 0.6, 2.5)) if rng.random() < self.noticed_late else 0.0,
+            flips=rng.random() < self.flipped,
+            late_page_s=rng.choice((0.01, 0.2, 2.0)) if rng.random() < self.unfinished else None,
         )
 
 
@@ -192,11 +198,12 @@ def _draw_turn(rng: Random, stem: tuple[int, ...], think_s: float) -> Turn:
     said = (*stem, *(rng.randrange(97) for _ in range(rng.randint(1, 6))))
     max_new = rng.randint(1, MAX_TURN_OUTPUT)
     stop_ids = tuple(rng.sample(range(97), rng.choice((0, 0, 5, 20))))
-    is_greedy = rng.random() < 0.5
+    sampling = _draw_sampling(rng)
     return Turn(
         said,
         StopCriteria(max_new, rng.choice((0, 0, min(2, max_new))), stop_ids),
-        SamplingParams(temperature=0.0 if is_greedy else 1.0, seed=0 if is_greedy else rng.getrandbits(64)),
+        sampling,
+        stops=tuple("".join(rng.choices(ascii_lowercase, k=k)) for k in rng.choice(((), (), (), (1,), (2, 1)))),
         num_choices=rng.choice((1, 1, 1, 2, 3)),
         deadline_s=rng.choice((0.3, 2.0, 8.0, 30.0, 30.0, 30.0)),
         think_s=think_s,
@@ -204,11 +211,24 @@ def _draw_turn(rng: Random, stem: tuple[int, ...], think_s: float) -> Turn:
     )
 
 
+def _draw_sampling(rng: Random) -> SamplingParams:
+    is_greedy = rng.random() < 0.5
+    temperature, seed = (0.0, 0) if is_greedy else (1.0, rng.getrandbits(64))
+    if rng.random() < 0.7:
+        return SamplingParams(temperature=temperature, seed=seed)
+    return SamplingParams(
+        temperature=temperature,
+        presence_penalty=rng.choice((0.0, 0.4, 2.0)),
+        frequency_penalty=rng.choice((-0.5, 0.3, 1.0)),
+        repetition_penalty=rng.choice((1.0, 1.5)),
+        seed=seed,
+    )
+
+
 def _draw_weather(rng: Random) -> Weather:
     """From clear to foul; each kind of trouble is absent in some seeds."""
     worst = rng.choice((0.0, 0.02, 0.1, 0.25))
-    kinds = ("lost", "doubled", "late", "torn", "refused", "slow", "unnoticed", "noticed_twice", "noticed_late")
-    return Weather(**{kind: rng.choice((0.0, worst / 2, worst)) for kind in kinds})
+    return Weather(**{kind: rng.choice((0.0, worst / 2, worst)) for kind in Weather.__dataclass_fields__})
 
 
 def _draw_incident(rng: Random, names: tuple[str, ...], calm_at: float) -> Incident:

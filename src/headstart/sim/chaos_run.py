@@ -37,6 +37,7 @@ from headstart.sim.chaos_plan import (
 )
 from headstart.sim.client import Handle
 from headstart.sim.network import FINE, MessageFate
+from headstart.sim.reading import Reader, read
 from headstart.sim.timeline import Timeline
 from headstart.sim.watermarks import Draw, oracle
 from headstart.sim.worker import GATEWAY
@@ -53,6 +54,7 @@ LAST_S = 200.0
 BACK_S = 2.0
 """A worker that was killed last is back by then."""
 NUM_PROBES = 4
+HARVESTED = ("prefill_calls", "prefill_retries", "retractions", "lost_notices", "stray_notices", "digest_mismatches")
 
 
 @dataclass(slots=True)
@@ -101,11 +103,16 @@ def run_seed(seed: int, *, with_states: bool = False, make_cache: MakeCache = Pr
 class _Asked:
     """A choice whose end is awaited."""
 
-    handle: Handle
+    reader: Reader
+    stops: tuple[str, ...]
     deadline: float
     cancelled: bool = False
     heard_at: float = 0.0
     num_heard: int = 0
+
+    @property
+    def handle(self) -> Handle:
+        return self.reader.handle
 
 
 class ChaosRun:
@@ -192,14 +199,17 @@ class ChaosRun:
             self._next_turns[request_id] = (conversation, index + 1, prompt)
         self.timeline.did(f"asked: {request_id}, prompt {len(prompt)}, {turn.num_choices} choices, {turn.deadline_s} s")
         for choice in range(turn.num_choices):
-            self._submit_choice(structs.replace(base, ref=ChoiceRef(request_id, choice)))
+            self._submit_choice(structs.replace(base, ref=ChoiceRef(request_id, choice)), turn.stops)
         if turn.cancel_after_s is not None:
             self._later(self.world.clock.now() + turn.cancel_after_s, partial(self._cancel, request_id))
 
-    def _submit_choice(self, request: Request) -> None:
-        now = self.world.clock.now()
+    def _submit_choice(self, request: Request, stops: tuple[str, ...]) -> None:
         self.tally.requests += 1
-        self._asked.append(_Asked(self.world.submit(request), now + request.remaining_s, heard_at=now))
+        self._asked.append(self._submit(request, stops))
+
+    def _submit(self, request: Request, stops: tuple[str, ...] = ()) -> _Asked:
+        now = self.world.clock.now()
+        return _Asked(self.world.submit_text(request, stops), stops, now + request.remaining_s, heard_at=now)
 
     def _cancel(self, request_id: str) -> None:
         open_now = [asked for asked in self._asked if asked.handle.request.ref.request_id == request_id]
@@ -221,16 +231,21 @@ class ChaosRun:
             self._judge_end(asked)
 
     def _judge_end(self, asked: _Asked) -> None:
-        handle, request = asked.handle, asked.handle.request
+        handle, request, answer = asked.handle, asked.handle.request, asked.reader.answer
         ended_at = handle.ended_at or 0.0
         assert ended_at <= asked.deadline + SLACK_S, f"{request.ref} ended {ended_at - asked.deadline:.3f} s late"
         draw = Draw(request.sampling, request.ref.choice, request.stop.stop_token_ids, request.stop.min_new_tokens)
-        expected = oracle(request.prompt, request.stop.max_new_tokens, 97, request.namespace, draw)
+        unstopped = oracle(request.prompt, request.stop.max_new_tokens, 97, request.namespace, draw)
+        text, num_read = read(unstopped, asked.stops, request.stop.stop_token_ids)
+        expected = unstopped[:num_read]
         assert handle.tokens == expected[: len(handle.tokens)], f"{request.ref}: {handle.tokens}, not {expected}"
         self.tally.tokens += len(handle.tokens)
         if handle.finished is not None:
             assert handle.tokens == expected, f"{request.ref} finished with {handle.tokens}, not {expected}"
             assert handle.finished.num_tokens == len(expected)
+            assert answer.end is not None
+            assert (asked.reader.text, answer.token_ids, answer.end.num_tokens) == (text, expected, len(expected))
+            self.tally.counts["ended by stop strings"] += num_read < len(unstopped)
             self.tally.ends["finished"] += 1
         else:
             error = handle.error
@@ -248,12 +263,13 @@ class ChaosRun:
 
     def _probe(self) -> None:
         for index in range(NUM_PROBES):
-            handle = self.world.submit(self.world.request([index, *range(CONTEXT_LEN // 2)], 4))
+            asked = self._submit(self.world.request([index, *range(CONTEXT_LEN // 2)], 4))
+            handle = asked.handle
             self.tally.requests += 1
             while not handle.is_done:
                 self._step()
             assert handle.finished is not None, f"a request after all faults: {handle.failed}"
-            self._judge_end(_Asked(handle, handle.submitted_at + handle.request.remaining_s))
+            self._judge_end(asked)
         while not self.world.is_quiet():
             self._step()
 
@@ -276,7 +292,7 @@ class ChaosRun:
         self.timeline.did(f"a burst of {count} long requests")
         for _ in range(count):
             said = tuple(self._rng.randrange(97) for _ in range(CONTEXT_LEN - 20))
-            turn = Turn(said, StopCriteria(16), GREEDY, 1, 30.0, 0.0, None)
+            turn = Turn(said, StopCriteria(16), GREEDY, (), 1, 30.0, 0.0, None)
             self._ask(Conversation(b"", (turn,)), 0, [])
 
     def _ref(self, name: str) -> WorkerRef | None:
@@ -399,5 +415,5 @@ class ChaosRun:
         """A worker's counters go with it."""
         for name in names:
             counters = self.world.load(name)
-            for counter in ("prefill_calls", "prefill_retries", "retractions", "lost_notices", "stray_notices"):
+            for counter in HARVESTED:
                 self.tally.counts[counter] += int(counters.get(counter, 0))

@@ -6,6 +6,7 @@ every output beforehand.
 """
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,14 +79,31 @@ class ContextBook:
 
 
 def next_token(last_mark: int, spec: SampleSpec, vocab_size: int) -> int:
-    """Greedy: a function of the context alone. Sampled: of the context and (seed, choice, output index)."""
+    """Greedy: a function of the context alone. Sampled: of the context and (seed, choice, output index). Penalties see
+    which tokens the context has, and which of them are outputs."""
     draw = last_mark
     if spec.params.temperature > 0:
         for part in (spec.params.seed, spec.choice, spec.output_index):
             draw = _mix(draw, part)
+    if (params := spec.params).presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
+        return _penalized_token(draw, spec, vocab_size)
     while (token := (draw >> 16) % vocab_size) in spec.banned_ids:
         draw = _mix(draw, 1)
     return token
+
+
+def _penalized_token(draw: int, spec: SampleSpec, vocab_size: int) -> int:
+    """The best score of a model that likes to repeat itself: without penalties it would say nothing new."""
+    params, seen = spec.params, set(spec.context.tolist())
+    outputs = Counter(spec.context[spec.prompt_len :].tolist())
+
+    def score(token: int) -> float:
+        likes = (_mix(draw, token) >> 11) / (1 << 53)
+        if token in seen:
+            likes = (likes + 1.0) / params.repetition_penalty
+        return likes - params.presence_penalty * (token in outputs) - params.frequency_penalty * outputs[token]
+
+    return max((token for token in range(vocab_size) if token not in spec.banned_ids), key=score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +126,8 @@ def oracle(
     outputs: list[int] = []
     while len(outputs) < num_tokens:
         banned = draw.stop_ids if len(outputs) < draw.min_new_tokens else ()
-        spec = SampleSpec(draw.sampling, draw.choice, len(outputs), prompt, len(prompt), banned)
+        said = np.array([*prompt.tolist(), *outputs], dtype=np.int32)
+        spec = SampleSpec(draw.sampling, draw.choice, len(outputs), said, len(prompt), banned)
         token = next_token(context.last, spec, vocab_size)
         outputs.append(token)
         if token in draw.stop_ids:

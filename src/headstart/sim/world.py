@@ -12,6 +12,7 @@ from headstart.core.arrays import int32_array
 from headstart.core.errors import InvariantError
 from headstart.core.messages import Message, WorkerRef
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
+from headstart.gateway.choice import Sink
 from headstart.gateway.dispatch import Dispatcher
 from headstart.kv.cache import PrefixCache
 from headstart.sim.build import MakeCache, Surroundings, build_worker
@@ -20,6 +21,7 @@ from headstart.sim.clock import Agenda, VirtualClock
 from headstart.sim.cost import LinkTime
 from headstart.sim.launcher import Processes, SimLauncher
 from headstart.sim.network import ControlNetwork, MessageJudge
+from headstart.sim.reading import Reader
 from headstart.sim.spec import WorldSpec
 from headstart.sim.watermarks import ContextBook
 from headstart.sim.worker import GATEWAY, SimWorker
@@ -74,10 +76,20 @@ class World:
     def submit(self, request: Request, on_end: Callable[[], None] = lambda: None) -> Handle:
         """Hand a request to the gateway. `on_end` is called when it has ended, possibly before this returns."""
         handle = Handle(request, self.clock, self.clock.now(), on_end)
-        self.handles.append(handle)
-        self.gateway.submit(request, handle)
-        self._advance_gateway()
+        self._hand_over(handle, handle)
         return handle
+
+    def submit_text(self, request: Request, stops: tuple[str, ...]) -> Reader:
+        """The same for a client that reads text, which ends at the first of `stops`."""
+        ref, handle = request.ref, Handle(request, self.clock, self.clock.now())
+        reader = Reader(handle, stops, lambda: self.gateway.stop(ref.request_id, ref.choice))
+        self._hand_over(handle, reader)
+        return reader
+
+    def _hand_over(self, handle: Handle, sink: Sink) -> None:
+        self.handles.append(handle)
+        self.gateway.submit(handle.request, sink)
+        self._advance_gateway()
 
     def cancel(self, handle: Handle) -> None:
         """The client is gone."""

@@ -41,7 +41,9 @@ from headstart.core.request import ChoiceRef, Request, RequestStats, SamplingPar
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode import DecodePorts, DecodeScheduler
 from headstart.scheduler.limits import DecodeLimits
+from headstart.scheduler.seals import seal
 from headstart.transfer.contract import Notice
+from headstart.transfer.digest import HostDigests
 
 GATEWAY = "gateway"
 DECODE = WorkerRef("decode-0", 1)
@@ -99,16 +101,18 @@ class Watched:
 
 
 class Rig:
-    """`limits` fields may be given by name."""
+    """`limits` fields may be given by name. `verifies`: it asks for seals."""
 
-    def __init__(self, num_pages: int = 64, page_size: int = 4, **limits: float) -> None:
+    def __init__(self, num_pages: int = 64, page_size: int = 4, verifies: bool = False, **limits: float) -> None:
         self.now = 0.0
         self.page_size = page_size
         self.cache = Watched(PrefixCache(num_pages, page_size))
         self.pool = np.zeros((num_pages, page_size), dtype=np.int64)
         self.mail: list[tuple[str, Message]] = []
         spec = KVSpec(PROTOCOL_VERSION, "model", page_size, "uint8", 1, 1, 1, "none")
-        ports = DecodePorts(b"pool", PAGE_BYTES, HandClock(self), lambda to, message: self.mail.append((to, message)))
+        self.digests = HostDigests(self.pool.view(np.uint8))
+        clock, post = HandClock(self), lambda to, message: self.mail.append((to, message))
+        ports = DecodePorts(b"pool", PAGE_BYTES, clock, post, self.digests if verifies else None)
         self.limits = replace(LIMITS, **limits)
         self.scheduler = DecodeScheduler(DECODE, spec, self.limits, self.cache, ports)
         self.model: Callable[[Row], int | str | Sampled] = count_up
@@ -288,7 +292,8 @@ class Rig:
         count = len(call.dst_pages) - first if count is None else count
         if rewrite:
             self.write(call, first, count)
-        payload = encode_notice(ChunkNotice(worker, call.ref, first, count, prefix_len))
+        seals = self.seals(call, first, count) if call.verify else b""
+        payload = encode_notice(ChunkNotice(worker, call.ref, first, count, prefix_len, seals))
         self.scheduler.on_transfer(Notice(payload))
         self.check()
 
@@ -298,6 +303,14 @@ class Rig:
             start = call.start + k * self.page_size
             stop = min(start + self.page_size, len(call.tokens))
             self.pool[call.dst_pages[k], : stop - start] = marks(call.namespace, call.tokens, start, stop)
+
+    def seals(self, call: Prefill, first: int, count: int) -> bytes:
+        """What a writer seals that holds the right KV. It writes junk behind the end, as our pool has it there."""
+        kept = self.pool.copy()
+        self.write(call, first, count)
+        digests = self.digests.digest(call.dst_pages[first : first + count])
+        self.pool[:] = kept
+        return seal(digests, call.tokens, call.start + first * self.page_size, self.page_size)
 
     def scribble(self, call: Prefill, page: int) -> None:
         """Part of a write has landed."""

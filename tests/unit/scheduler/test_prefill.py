@@ -22,7 +22,9 @@ from headstart.core.messages import (
     WorkerExited,
     WorkerRef,
 )
+from headstart.scheduler.seals import seal
 from headstart.transfer.contract import Completed, Notice, PeerLost
+from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import Fate, judge_nth
 
 REF = TicketRef(1, 0)
@@ -618,6 +620,23 @@ def test_a_caller_that_stalls_writes_past_their_deadline_is_counted_and_its_end_
     rig.scheduler.handle("gateway", WorkerExited(DECODE, -9))
     rig.run()
     assert rig.is_clean()
+
+
+def test_each_notice_seals_what_its_caller_finds_in_its_own_pool() -> None:
+    rig = Rig()
+    caller = rig.caller()
+    warm = caller.call(1, prompt(18))
+    rig.run()
+    verified = caller.call(2, prompt(42), start=12, first_page=20, verify=True)
+    rig.run()
+    assert len(caller.written(2)) == 8
+    for notice in caller.notices:
+        if notice.ref == warm.ref:
+            assert notice.seals == b""
+            continue
+        pages = verified.dst_pages[notice.first : notice.first + notice.count]
+        digests = HostDigests(caller.pool.view("u1")).digest(pages)
+        assert notice.seals == seal(digests, verified.tokens, 12 + 4 * notice.first, 4)
 
 
 def test_draining_finishes_what_it_has_and_takes_nothing_new() -> None:
