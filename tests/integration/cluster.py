@@ -49,30 +49,41 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> A
 
 
 class Cluster:
-    """`headstart serve` with its own runtime directory and ports."""
+    """`headstart serve`, or `headstart gateway` whose workers the test starts, with its own runtime directory and ports."""
 
-    def __init__(self, directory: Path, *flags: str) -> None:
+    def __init__(self, directory: Path, *flags: str, command: str = "serve", host: str = "127.0.0.1") -> None:
         self.directory = directory
         self.flags = flags
+        self.command = command
+        self.host = host  # workers join there
         self.port, self.control_port = free_ports()
         self.environment = {**os.environ, "HEADSTART_RUNTIME": str(directory)}
         self.log_path = directory / "serve.log"
-        self.joined: list[subprocess.Popen[bytes]] = []
-        self.process = self._spawn(
-            "serve", "--port", str(self.port), "--control-port", str(self.control_port), *flags, log=self.log_path
-        )
+        self.joined: dict[str, subprocess.Popen[bytes]] = {}
+        self.process = self.start()
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120.0)
         self.openai = openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0)
 
-    def _spawn(self, command: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "headstart.cli", command, *arguments]
-        with log.open("wb") as file:
-            return subprocess.Popen(argv, env=self.environment, stdout=file, stderr=subprocess.STDOUT)
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the launcher or the gateway, for the first time or again."""
+        ports = ("--port", str(self.port), "--control-port", str(self.control_port), "--control-host", self.host)
+        self.log_path.write_bytes(b"")
+        self.process = self._spawn(self.command, *ports, *self.flags, log=self.log_path)
+        return self.process
+
+    def _spawn(
+        self, command: str, *arguments: str, log: Path, before: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.Popen[bytes]:
+        argv = [*before, sys.executable, "-m", "headstart.cli", command, *arguments]
+        with log.open("ab") as file:
+            return subprocess.Popen(argv, env=self.environment | environment, stdout=file, stderr=subprocess.STDOUT)
 
     def wait_until_ready(self) -> None:
+        word = "ready in" if self.command == "serve" else "listening"
+
         def ready() -> bool:
-            assert self.process.poll() is None, f"serve ended early:\n{self.log}"
-            return "ready in" in self.log
+            assert self.process.poll() is None, f"{self.command} ended early:\n{self.log}"
+            return word in self.log
 
         try:
             until(ready, "readiness", START_S)
@@ -167,28 +178,27 @@ class Cluster:
         os.kill(self.pid(name), signal.SIGKILL)
         return incarnation
 
-    def join(self, role: str, name: str, *flags: str) -> subprocess.Popen[bytes]:
-        """A worker started by hand."""
-        process = self._spawn(
-            role,
-            "--join",
-            f"127.0.0.1:{self.control_port}",
-            "--name",
-            name,
-            "--threads",
-            "1",
-            *flags,
-            log=self.directory / f"{name}.log",
-        )
-        self.joined.append(process)
-        return process
+    def join(
+        self, role: str, name: str, *flags: str, before: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """A worker started by hand. `before`: a command that starts it, as `ip netns exec NAME`."""
+        at = ("--join", f"{self.host}:{self.control_port}", "--name", name, "--threads", "1")
+        log = self.directory / f"{name}.log"
+        self.joined[name] = self._spawn(role, *at, *flags, log=log, before=before, **environment)
+        return self.joined[name]
+
+    def wait_for_workers(self, num_prefill: int, num_decode: int, timeout_s: float = 90.0) -> None:
+        def all_here() -> bool:
+            return (len(self.alive("prefill")), len(self.alive("decode"))) == (num_prefill, num_decode)
+
+        until(all_here, f"{num_prefill} prefill and {num_decode} decode workers", timeout_s)
 
     def stop(self) -> int:
         """Stop everything as Ctrl-C does; returns the launcher's exit status."""
-        for process in self.joined:
+        for process in self.joined.values():
             process.terminate()
         self.process.send_signal(signal.SIGINT)
-        for process in self.joined:
+        for process in self.joined.values():
             process.wait(timeout=60)
         status = self.process.wait(timeout=60)
         self.http.close()

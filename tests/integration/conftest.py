@@ -37,6 +37,6 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two prefill and two decode workers over random weights."""
-    flags = (*TINY_FLAGS, "--local-prefill-tokens", "0", "--prefill", "2", "--decode", "2")
+    """Two prefill and two decode workers over random weights. In float32 a token's draw does not depend on its batch."""
+    flags = (*TINY_FLAGS, "--dtype", "float32", "--local-prefill-tokens", "0", "--prefill", "2", "--decode", "2")
     yield from running(tmp_path_factory, "pairs", *flags)

@@ -10,9 +10,7 @@ from random import Random
 
 import pytest
 from cluster import DEMO, TINY_FLAGS, Cluster, until
-
-TIE = 1e-3
-"""Natural-log difference below which the order of two tokens may depend on how rows were batched."""
+from load import same_greedy
 
 
 @pytest.fixture(scope="module")
@@ -23,16 +21,6 @@ def cluster(remote: Cluster) -> Cluster:
 def prompts(count: int, length: int, seed: int) -> list[list[int]]:
     rng = Random(seed)
     return [[rng.randrange(100, 40_000) for _ in range(length)] for _ in range(count)]
-
-
-def same_greedy(ours: dict, reference: dict) -> bool:
-    """Equal tokens, up to the first place where the two best are closer than TIE."""
-    mine, theirs = ours["choices"][0], reference["choices"][0]
-    for index, (one, other) in enumerate(zip(mine["token_ids"], theirs["token_ids"], strict=True)):
-        if one != other:
-            best = sorted(theirs["logprobs"]["top_logprobs"][index].values(), reverse=True)
-            return best[0] - best[1] < TIE
-    return True
 
 
 def test_killing_the_prefill_worker_under_load_loses_no_request_and_its_successor_is_used(cluster: Cluster) -> None:
@@ -93,7 +81,7 @@ def test_a_client_that_leaves_during_prefill_frees_both_sides(cluster: Cluster) 
 def test_workers_started_by_hand_join_and_leave(cluster: Cluster) -> None:
     flags = (*TINY_FLAGS, "--local-prefill-tokens", "0")
     extra = [cluster.join("prefill", "prefill-hand", *flags), cluster.join("decode", "decode-hand", *flags)]
-    until(lambda: len(cluster.alive("prefill")) == 2 and len(cluster.alive("decode")) == 2, "joining", 90)
+    cluster.wait_for_workers(2, 2)
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda prompt: cluster.complete(prompt, 16), prompts(8, 80, seed=40)))
     assert all(len(answer["choices"][0]["token_ids"]) == 16 for answer in answers)
@@ -101,14 +89,14 @@ def test_workers_started_by_hand_join_and_leave(cluster: Cluster) -> None:
     for process in extra:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
-    until(lambda: len(cluster.alive("prefill")) == 1 and len(cluster.alive("decode")) == 1, "leaving")
+    cluster.wait_for_workers(1, 1)
     assert len(cluster.complete(prompts(1, 80, seed=41)[0], 4)["choices"][0]["token_ids"]) == 4
 
 
 def test_a_name_that_runs_already_is_refused(cluster: Cluster) -> None:
     process = cluster.join("prefill", "prefill-0", *TINY_FLAGS)
     assert process.wait(timeout=60) == 4
-    cluster.joined.remove(process)
+    del cluster.joined["prefill-0"]
 
 
 def test_a_taken_port_is_one_clear_line_before_anything_starts(cluster: Cluster) -> None:
