@@ -49,13 +49,25 @@ class Sequence:
 
     def append(self, token_id: int) -> None:
         if self._len == len(self._buffer):
-            grown = np.empty(2 * self._len, dtype=np.int32)
-            grown[: self._len] = self._buffer
-            self._buffer = grown
-            self._view = _read_only(grown)
+            self._grow(1)
         self._buffer[self._len] = token_id
         self._len += 1
         self.last_token = token_id
+
+    def extend(self, token_ids: Int32Array) -> None:
+        """Append several, at least one."""
+        stop = self._len + len(token_ids)
+        if stop > len(self._buffer):
+            self._grow(len(token_ids))
+        self._buffer[self._len : stop] = token_ids
+        self._len = stop
+        self.last_token = int(token_ids[-1])
+
+    def _grow(self, num_new: int) -> None:
+        grown = np.empty(2 * self._len + num_new, dtype=np.int32)
+        grown[: self._len] = self._buffer[: self._len]
+        self._buffer = grown
+        self._view = _read_only(grown)
 
 
 def _read_only(buffer: Int32Array) -> Int32Array:

@@ -68,7 +68,7 @@ class Watch:
         self._world.at(self._world.clock.now() + self._step_s, self._look)
 
     def _take(self) -> None:
-        loads = [self._world.workers[name].organs.scheduler.load() for name in self._names]
+        loads = [self._world.workers[name].load() for name in self._names]
         self._samples.append(Sample(self._world.clock.now(), np.array([look_of(load) for load in loads])))
 
 

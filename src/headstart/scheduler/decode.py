@@ -28,6 +28,7 @@ from headstart.core.messages import (
     Rejected,
     Submit,
     TicketClosed,
+    Tokens,
     Welcome,
     WorkerExited,
     WorkerLoad,
@@ -44,6 +45,7 @@ from headstart.scheduler.desk import Desk
 from headstart.scheduler.entries import Choice, Preparing, Waiting
 from headstart.scheduler.fetch import Fetching
 from headstart.scheduler.growth import Growth
+from headstart.scheduler.leap import Draw, leap, num_free_steps
 from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.links import Links
 from headstart.scheduler.route import Router
@@ -91,7 +93,6 @@ class DecodeScheduler:
         self._heard: dict[str, float] = {}
         self._looked_at = clock.now()
         self._links_due: float | None = None
-        self._fetch_due: float | None = None
         self._next_step = 0
         self._is_draining = False
         self._gives_up = False
@@ -215,7 +216,7 @@ class DecodeScheduler:
         if self._links_due is not None and now >= self._links_due:
             self._board.stirred = True
         self._links_due = self._links.advance(now)
-        self._fetch_due = self._fetching.advance()
+        self._fetching.advance()
         for request in self._calls.overdue(self._limits.kill_after_s):
             self._counters["kill_requests"] += 1
             for gateway in sorted(self._heard):
@@ -257,7 +258,7 @@ class DecodeScheduler:
                 self._end(choice, ErrorCode.CANCELLED, f"{gateway} has been silent for {now - heard:.1f} s")
 
     def _wakeup(self) -> float | None:
-        times = [self._links_due, self._calls.wakeup(), self._fetch_due]
+        times = [self._links_due, self._calls.wakeup(), self._fetching.ask_at]
         if self._alarms:
             times.append(self._alarms[0][0])
         if len(self._desk):
@@ -302,6 +303,23 @@ class DecodeScheduler:
             else:
                 self._counters["dropped_rows"] += 1
         self._desk.flush()
+
+    def num_free_steps(self, draw: Draw) -> int:
+        """Steps from the launched one on that `leap` may apply, if nothing else happens. See `scheduler.leap`."""
+        return num_free_steps(self._board, draw)
+
+    def leap(self, num_steps: int, draw: Draw, first_end: float, last_end: float) -> None:
+        """Be where a pass at the end of each of these free steps would have led, but for saying their tokens."""
+        leap(self._board, num_steps, draw, first_end)
+        self._next_step += num_steps
+        self._looked_at = last_end
+
+    def last_tokens(self, num_tokens: int, num_newer: int = 0) -> dict[str, Tokens]:
+        """By gateway, `num_tokens` of each row of the launched step, its last `num_newer` left out: what leaps left to
+        be said."""
+        launched = self._board.launched
+        assert launched is not None
+        return self._desk.last_tokens((part.entry.choice for part in launched.parts), num_tokens, num_newer)
 
     def _apply(self, part: Part, sampled: Sampled | None) -> None:
         """Token and KV of one row, together."""

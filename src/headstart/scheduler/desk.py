@@ -6,7 +6,7 @@ Ended refs are remembered for a while, so that a repeated Submit does not start 
 
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from headstart.core.batch import Sampled
 from headstart.core.clock import Clock
@@ -128,6 +128,18 @@ class Desk:
         index = choice.sequence.num_outputs - 1
         self._deltas[choice.gateway].append(TokenDelta(choice.ref, index, (sampled.token_id,), logprobs, top))
         self._counters["output_tokens"] += 1
+
+    @staticmethod
+    def last_tokens(choices: Iterable[Choice], num_tokens: int, num_newer: int) -> dict[str, Tokens]:
+        """By gateway, `num_tokens` of each choice, the last `num_newer` ones left out."""
+        deltas: dict[str, list[TokenDelta]] = defaultdict(list)
+        for choice in choices:
+            sequence = choice.sequence
+            stop = len(sequence) - num_newer
+            token_ids = tuple(sequence.span(stop - num_tokens, stop).tolist())
+            index = stop - num_tokens - sequence.prompt_len
+            deltas[choice.gateway].append(TokenDelta(choice.ref, index, token_ids))
+        return {gateway: Tokens(tuple(said)) for gateway, said in deltas.items()}
 
     def finish(self, choice: Choice, stop: Stop) -> None:
         num_tokens = choice.sequence.num_outputs

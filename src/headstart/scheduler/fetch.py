@@ -47,7 +47,7 @@ class Fetching:
         self._send = send
         self._last_ticket = 0
         self._asked: dict[TicketRef, Repeat] = {}
-        self._ask_at: float | None = None
+        self.ask_at: float | None = None  # when `advance` has something to ask at the earliest
 
     def begin(self, choice: Choice, lease: PageLease, hit_pages: int, link: Link) -> None:
         """Ask `link` for everything that has no KV yet, but the last token."""
@@ -64,8 +64,8 @@ class Fetching:
         self._board.prepare(entry)
         self._board.counters["prefill_calls"] += 1
         now = self._clock.now()
-        self._asked[ref] = Repeat(now, now + FIRST_ASK_AGAIN_S, FIRST_ASK_AGAIN_S)
-        self._ask_at = now if self._ask_at is None else self._ask_at
+        repeat = self._asked[ref] = Repeat(now, now + FIRST_ASK_AGAIN_S, FIRST_ASK_AGAIN_S)
+        self.ask_at = repeat.next_at if self.ask_at is None else min(self.ask_at, repeat.next_at)
         self._ask(entry)
 
     def _ask(self, entry: Preparing) -> None:
@@ -95,7 +95,7 @@ class Fetching:
                 self._ask(preparing[ref])
             repeat.interval = min(2 * repeat.interval, LAST_ASK_AGAIN_S)
             repeat.next_at = now + repeat.interval
-        self._ask_at = min((repeat.next_at for repeat in self._asked.values()), default=None)
+        self.ask_at = min((repeat.next_at for repeat in self._asked.values()), default=None)
 
     # ---- the writer's words ------------------------------------------------------------------------------------------
 
@@ -225,16 +225,14 @@ class Fetching:
         self._retry(entry)
         return False
 
-    def advance(self) -> float | None:
-        """Returns when to come back at the latest."""
-        if self._ask_at is not None and self._clock.now() >= self._ask_at:
+    def advance(self) -> None:
+        if self.ask_at is not None and self._clock.now() >= self.ask_at:
             self._ask_again()
         for call in self._board.calls.advance():
             self._board.counters["lost_notices"] += 1
             entry = self._board.preparing[call.ref]
             self._board.calls.end(call)
             self._retry(entry)
-        return self._ask_at
 
     # ---- down the ladder ---------------------------------------------------------------------------------------------
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headstart.core.clock import Clock
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Failed, Finished, TokenDelta
 from headstart.core.request import Request
+from headstart.sim.clock import VirtualClock
 
 
 @dataclass(slots=True, eq=False)
@@ -14,7 +14,7 @@ class Handle:
     """Satisfies `gateway.choice.Sink`."""
 
     request: Request
-    clock: Clock
+    clock: VirtualClock
     submitted_at: float
     on_end: Callable[[], None] = lambda: None
     tokens: list[int] = field(default_factory=list)
@@ -22,16 +22,13 @@ class Handle:
     finished: Finished | None = None
     failed: Failed | None = None
     token_times: list[float] = field(default_factory=list)
-    first_token_at: float | None = None
     ended_at: float | None = None
 
     def on_tokens(self, delta: TokenDelta) -> None:
         assert not self.is_done, "tokens after the end"
         assert delta.index == len(self.tokens), f"tokens at {delta.index}, {len(self.tokens)} expected"
-        if self.first_token_at is None:
-            self.first_token_at = self.clock.now()
         self.tokens += delta.token_ids
-        self.token_times += [self.clock.now()] * len(delta.token_ids)
+        self.token_times += self.clock.arrivals(len(delta.token_ids))
         self.deltas.append(delta)
 
     def on_finished(self, finished: Finished) -> None:
@@ -54,6 +51,10 @@ class Handle:
     @property
     def error(self) -> ErrorCode | None:
         return self.failed.code if self.failed else None
+
+    @property
+    def first_token_at(self) -> float | None:
+        return self.token_times[0] if self.token_times else None
 
     @property
     def ttft_s(self) -> float | None:

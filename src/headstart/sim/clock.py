@@ -2,12 +2,14 @@
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class VirtualClock:
     def __init__(self) -> None:
         self._now = 0.0
+        self._arrivals: Sequence[float] | None = None
 
     def now(self) -> float:
         return self._now
@@ -15,6 +17,19 @@ class VirtualClock:
     def advance_to(self, time_s: float) -> None:
         """Times in the past leave the clock where it is."""
         self._now = max(self._now, time_s)
+
+    @contextmanager
+    def as_of(self, arrivals: Sequence[float]) -> Iterator[None]:
+        """Inside, it is the last of these times: something that arrived at them is only handed out now."""
+        before, self._now, self._arrivals = self._now, arrivals[-1], arrivals
+        try:
+            yield
+        finally:
+            self._now, self._arrivals = before, None
+
+    def arrivals(self, count: int) -> list[float]:
+        """When each of the `count` tokens that are handed out arrived."""
+        return [self._now] * count if self._arrivals is None else list(self._arrivals)
 
 
 class Agenda:

@@ -5,13 +5,12 @@ others or be overtaken.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from headstart.core.clock import Clock
-from headstart.core.messages import Message
-from headstart.sim.clock import Agenda
+from headstart.core.messages import Message, Tokens
+from headstart.sim.clock import Agenda, VirtualClock
 
 Deliver = Callable[[str, Message], None]
 """(sender, message)."""
@@ -29,7 +28,7 @@ MessageJudge = Callable[[str, str, Message], MessageFate]
 
 
 class ControlNetwork:
-    def __init__(self, rng: random.Random, clock: Clock, agenda: Agenda, delay_s: tuple[float, float]) -> None:
+    def __init__(self, rng: random.Random, clock: VirtualClock, agenda: Agenda, delay_s: tuple[float, float]) -> None:
         self.judge: MessageJudge = lambda sender, recipient, message: FINE
         self.num_sent = 0
         self._rng = rng
@@ -54,6 +53,20 @@ class ControlNetwork:
                 arrival = max(arrival, self._last_arrival.get((sender, recipient), 0.0))
                 self._last_arrival[sender, recipient] = arrival
             self._agenda.add(arrival, partial(self._deliver, sender, recipient, message))
+
+    def send_late(self, sender: str, recipient: str, tokens: Tokens, sent_at: Sequence[float]) -> None:
+        """Tokens of steps, the last of which was said at `sent_at[-1]`, as one message; nobody judges it. What has
+        arrived by now is delivered before this returns."""
+        self.num_sent += 1
+        arrivals = [time_s + self._delay_s[0] for time_s in sent_at]
+        if arrivals[-1] <= self._clock.now():
+            self._deliver_late(sender, recipient, tokens, arrivals)
+        else:
+            self._agenda.add(arrivals[-1], partial(self._deliver_late, sender, recipient, tokens, arrivals))
+
+    def _deliver_late(self, sender: str, recipient: str, tokens: Tokens, arrivals: Sequence[float]) -> None:
+        with self._clock.as_of(arrivals):
+            self._deliver(sender, recipient, tokens)
 
     def _deliver(self, sender: str, recipient: str, message: Message) -> None:
         if (deliver := self._endpoints.get(recipient)) is not None:

@@ -63,6 +63,11 @@ class WorldSpec:
     make_policy: MakePolicy = prefix_affinity
     verify_transfers: bool = True
 
+    def __post_init__(self) -> None:
+        low, high = self.timing.control_delay_s
+        if self.modelling.jumps and (self.modelling.content != "none" or low != high):
+            raise ValueError("jumps need content 'none' and a control delay that is always the same")
+
     @property
     def kv_spec(self) -> KVSpec:
         return KVSpec(PROTOCOL_VERSION, "watermarks", self.page_size, "uint64", 1, 1, 1, "none")

@@ -9,15 +9,20 @@ from dataclasses import dataclass
 
 from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
-from headstart.core.messages import Heartbeat, Join, Message, WorkerRef
+from headstart.core.messages import Heartbeat, Join, Membership, Message, PrefillDone, Submit, WorkerLoad, WorkerRef
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode import DecodeScheduler
 from headstart.scheduler.prefill import PrefillScheduler
+from headstart.sim.blank import BlankExecutor
 from headstart.sim.executor import FakeExecutor
+from headstart.sim.leap import Leaps, Way
 from headstart.transfer.contract import Transport
 from headstart.worker.loop import POLL_S, LoopParts, Vitals, WorkerLoop
 
 GATEWAY = "gateway"
+SHORTEST_S = POLL_S / 10
+"""Time moves at least by this between two passes that nothing but the scheduler asked for."""
+HARMLESS = (PrefillDone, Membership)
 
 
 class Mailbox:
@@ -39,6 +44,14 @@ class Mailbox:
     def __bool__(self) -> bool:
         return bool(self._letters)
 
+    @property
+    def is_harmless(self) -> bool:
+        """Whether no message here ends a choice that runs."""
+        return all(
+            message.request.ref.attempt == 0 if isinstance(message, Submit) else isinstance(message, HARMLESS)
+            for _, message in self._letters
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Organs:
@@ -47,12 +60,15 @@ class Organs:
     scheduler: PrefillScheduler | DecodeScheduler
     cache: PrefixCache
     transport: Transport
-    executor: FakeExecutor
+    executor: FakeExecutor | BlankExecutor
 
 
 class SimWorker:
-    def __init__(self, join: Join, organs: Organs, clock: Clock, send: Callable[[str, Message], None]) -> None:
+    def __init__(
+        self, join: Join, organs: Organs, clock: Clock, send: Callable[[str, Message], None], number: int = 0
+    ) -> None:
         self.join = join
+        self.number = number  # of its start, among all of its world
         self.organs = organs
         self.mailbox = Mailbox()
         self.is_stalled = False
@@ -71,6 +87,15 @@ class SimWorker:
             runs_are_transfers=join.role == "prefill",
         )
         self._loop = WorkerLoop(parts)
+        self._wakeup: float | None = None  # what the scheduler last asked for
+        self._leaps: Leaps | None = None
+
+    def leap(self, way: Way) -> None:
+        """From now on take steps that only decode together. Only for decode workers with a blank device."""
+        scheduler, executor = self.organs.scheduler, self.organs.executor
+        assert isinstance(scheduler, DecodeScheduler)
+        assert isinstance(executor, BlankExecutor)
+        self._leaps = Leaps(scheduler, executor, self._loop, way)
 
     @property
     def ref(self) -> WorkerRef:
@@ -81,12 +106,48 @@ class SimWorker:
 
     def run_pass(self) -> None:
         """One pass of the loop; sets when the next is due if nothing arrives before."""
-        self._is_unchecked = True
         now = self._clock.now()
-        wakeup = self._loop.run_pass()
+        if self._leaps is not None:
+            self._prepare_pass(self._leaps, now)
+        self._is_unchecked = True
+        self._wakeup = self._loop.run_pass()
+        finish_at = self.organs.executor.finish_at if self._leaps is None else self._leaps.look_ahead()
+        times = [time for time in (self._wakeup, finish_at) if time is not None]
+        due = min(times, default=float("inf"))
+        self.wake_at = due if due > now else now + SHORTEST_S
+
+    def _prepare_pass(self, leaps: Leaps, now: float) -> None:
+        """Say what is unsaid before a pass that may say or end anything of what runs."""
+        self._catch_up()
         finish_at = self.organs.executor.finish_at
-        times = [time for time in (wakeup, finish_at) if time is not None]
-        self.wake_at = max(min(times), now + POLL_S / 10) if times else float("inf")
+        steps_or_rings = any(time is not None and time <= now for time in (finish_at, self._wakeup))
+        if steps_or_rings or not self.mailbox.is_harmless:
+            leaps.say()
+
+    def _catch_up(self) -> None:
+        if self._leaps is not None and not self.is_stalled:
+            self._leaps.catch_up(self._clock.now())
+            self._is_unchecked = True
+
+    def say(self, arriving_by: float = float("inf")) -> None:
+        """Say what has not been said yet of what reaches the gateway by this time."""
+        self._catch_up()
+        if self._leaps is not None:
+            self._leaps.say(arriving_by)
+
+    def load(self) -> WorkerLoad:
+        """As of now, not as of its last publication."""
+        self._catch_up()
+        return self.organs.scheduler.load()
+
+    def stall(self) -> None:
+        """It stops here, in the step in flight."""
+        self.say()
+        self.is_stalled = True
+        if self._leaps is not None:
+            self._leaps.halt()
+            finish_at = self.organs.executor.finish_at
+            self.wake_at = self.wake_at if finish_at is None else min(self.wake_at, finish_at)
 
     def check(self, under_write: set[int]) -> None:
         """The ledger is right, and whatever an open write may still touch is kept for its writer.
@@ -104,6 +165,7 @@ class SimWorker:
         """What the heartbeat thread does. Join is repeated with it: a gateway takes repeats for nothing."""
         if self.is_stalled:
             return
+        self._catch_up()
         last_pass, load = self._vitals.read()
         self._send(GATEWAY, self.join)
         self._send(GATEWAY, Heartbeat(self.ref, self._clock.now() - last_pass, load))

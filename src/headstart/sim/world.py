@@ -4,6 +4,7 @@ One step moves time to the next event, delivers what is due, and runs a pass of 
 message, write, device step, exit and restart is such an event, and every random choice comes from the seed.
 """
 
+import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCrite
 from headstart.gateway.choice import Sink
 from headstart.gateway.dispatch import Dispatcher
 from headstart.kv.cache import PrefixCache
+from headstart.sim.blank import Tape
 from headstart.sim.build import MakeCache, Surroundings, build_worker
 from headstart.sim.client import Handle
 from headstart.sim.clock import Agenda, VirtualClock
@@ -38,17 +40,22 @@ class World:
         self.clock = VirtualClock()
         self.handles: list[Handle] = []
         self.workers: dict[str, SimWorker] = {}  # alive ones, by name
-        rng = random.Random(seed)
         self._agenda = Agenda()
+        self._wakes: list[tuple[float, int, SimWorker]] = []  # current where the time is the worker's own `wake_at`
         self._ids = itertools.count()
+        self._numbers = itertools.count()
         self._incarnations: dict[str, int] = {}
-        self.control = ControlNetwork(rng, self.clock, self._agenda, self.spec.timing.control_delay_s)
-        self.links = LoopbackNetwork(rng, self.clock, self._link_time(rng))
-        self._surroundings = Surroundings(self.spec, self.clock, self.links, self.control, ContextBook(), make_cache)
+        delay_s = self.spec.timing.control_delay_s
+        self.control = ControlNetwork(random.Random(f"control {seed}"), self.clock, self._agenda, delay_s)
+        links_rng = random.Random(f"links {seed}")
+        self.links = LoopbackNetwork(links_rng, self.clock, self._link_time(links_rng))
+        self._surroundings = Surroundings(
+            self.spec, self.clock, self.links, self.control, ContextBook(), Tape(self.spec.vocab_size), make_cache
+        )
         self.gateway = Dispatcher(
             self.clock,
             lambda to, message: self.control.send(GATEWAY, to, message),
-            rng,
+            random.Random(f"gateway {seed}"),
             self.spec.dispatch,
             self.spec.make_policy,
         )
@@ -93,6 +100,7 @@ class World:
 
     def cancel(self, handle: Handle) -> None:
         """The client is gone."""
+        self._listen()
         self.gateway.cancel(handle.request.ref.request_id)
         self._advance_gateway()
 
@@ -138,20 +146,23 @@ class World:
         """Start the next incarnation of a worker that has ended."""
         assert name not in self.workers, "a launcher starts an incarnation only after the last has ended"
         incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
-        worker = build_worker(WorkerRef(name, incarnation), self._surroundings)
+        worker = build_worker(WorkerRef(name, incarnation), next(self._numbers), self._surroundings)
         self.workers[name] = worker
-        self.control.attach(str(worker.ref), worker.mailbox.put)
+        self.control.attach(str(worker.ref), lambda sender, message: self._deliver(worker, sender, message))
+        self._wake(worker, self.clock.now())
         self._beat(worker)
         return worker.ref
 
     def stall(self, name: str) -> None:
         """Stop a process without ending it: no pass, no heartbeat, no progress of its transfers."""
-        self.workers[name].is_stalled = True
+        self.workers[name].stall()
         self.links.stall(str(self.workers[name].ref))
 
     def resume(self, name: str) -> None:
-        self.workers[name].is_stalled = False
-        self.links.resume(str(self.workers[name].ref))
+        worker = self.workers[name]
+        worker.is_stalled = False
+        self.links.resume(str(worker.ref))
+        self._wake(worker, worker.wake_at)
 
     def judge_messages(self, judge: MessageJudge) -> None:
         self.control.judge = judge
@@ -172,7 +183,7 @@ class World:
 
     def is_free(self) -> bool:
         """No worker has anything unfinished, and no write is open."""
-        loads = [worker.organs.scheduler.load() for worker in self.workers.values()]
+        loads = [worker.load() for worker in self.workers.values()]
         busy = any(load.num_running or load.num_waiting or load.inflight_pages for load in loads)
         return not busy and not self.links.num_open_writes()
 
@@ -187,7 +198,7 @@ class World:
 
     def load(self, name: str) -> dict[str, float]:
         """A worker's counters."""
-        return self.workers[name].organs.scheduler.load().counters
+        return self.workers[name].load().counters
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
@@ -216,6 +227,7 @@ class World:
         worker = self.workers.get(ref.name)
         if worker is None or worker.ref != ref:
             return False
+        worker.say()
         del self.workers[ref.name]
         self.control.detach(str(ref))
         self.links.kill(str(ref))
@@ -225,13 +237,39 @@ class World:
         self.gateway.handle(sender, message)
         self._advance_gateway()
 
+    def _listen(self) -> None:
+        """Let the gateway hear what workers have told it by now and it was not bothered with."""
+        now = self.clock.now()
+        for worker in self.workers.values():
+            worker.say(arriving_by=now)
+
     def _advance_gateway(self) -> None:
+        if self._gateway_wake is not None and self._gateway_wake <= self.clock.now():
+            self._listen()
         wake = self.gateway.advance()
         self._gateway_wake = None if wake is None else max(wake, self.clock.now())
 
+    def _deliver(self, worker: SimWorker, sender: str, message: Message) -> None:
+        worker.mailbox.put(sender, message)
+        self._wake(worker, self.clock.now())
+
+    def _wake(self, worker: SimWorker, time_s: float) -> None:
+        """Have a pass of it run at this time, in place of any other time."""
+        worker.wake_at = time_s
+        if time_s != float("inf"):
+            heapq.heappush(self._wakes, (time_s, worker.number, worker))
+
+    def _next_wake(self) -> float | None:
+        """When the next worker is due; outdated wakes before that one are dropped."""
+        while self._wakes:
+            time_s, _, worker = self._wakes[0]
+            if time_s == worker.wake_at and not worker.is_stalled and self.workers.get(worker.ref.name) is worker:
+                return time_s
+            heapq.heappop(self._wakes)
+        return None
+
     def _next_time(self) -> float | None:
-        times = [self._agenda.next_time(), self.links.next_event_time(), self._gateway_wake]
-        times += [self.clock.now() if w.mailbox else w.wake_at for w in self.workers.values() if not w.is_stalled]
+        times = (self._agenda.next_time(), self.links.next_event_time(), self._gateway_wake, self._next_wake())
         return min((time for time in times if time is not None), default=None)
 
     def _run_due(self) -> None:
@@ -240,9 +278,21 @@ class World:
         if self._gateway_wake is not None and self._gateway_wake <= now:
             self._advance_gateway()
         arrives = self.links.next_event_time()
-        transfers_due = arrives is not None and arrives <= now
-        if transfers_due:
-            self.links.progress()
-        for worker in list(self.workers.values()):
-            if worker.is_due(now) or (transfers_due and not worker.is_stalled):
-                worker.run_pass()
+        if arrives is not None and arrives <= now:
+            self._hand_out_transfers(now)
+        for worker in self._due(now):
+            worker.run_pass()
+            self._wake(worker, worker.wake_at)
+
+    def _hand_out_transfers(self, now: float) -> None:
+        self.links.progress()
+        for endpoint in self.links.ready():
+            self._wake(self.workers[endpoint.split("#")[0]], now)
+
+    def _due(self, now: float) -> list[SimWorker]:
+        """Workers with something to do, oldest first."""
+        due: dict[int, SimWorker] = {}
+        while (time_s := self._next_wake()) is not None and time_s <= now:
+            _, number, worker = heapq.heappop(self._wakes)
+            due[number] = worker
+        return [due[number] for number in sorted(due)]

@@ -78,7 +78,7 @@ class _Descriptor(msgspec.Struct, frozen=True, array_like=True):
 class _Endpoint:
     name: str
     region: PoolRegion
-    pages: NDArray[np.uint8]  # [num_pages, page_bytes], the owner's memory
+    pages: NDArray[np.uint8] | None  # [num_pages, page_bytes], the owner's memory; None where only notices move
     inbox: list[TransferEvent] = field(default_factory=list)
     links: dict[str, "_Link"] = field(default_factory=dict)
     alive: bool = True
@@ -128,22 +128,29 @@ class LoopbackNetwork:
         self._endpoints: list[_Endpoint] = []
         self._agenda: list[tuple[float, float, int, Callable[[], None]]] = []
         self._open: dict[int, _Write] = {}
+        self._ready: dict[_Endpoint, None] = {}  # whose next poll returns something
         self._parked: list[int] = []
         self._ids = itertools.count()
         self._num_posts = 0
 
-    def transport(self, name: str, pool: bytearray | NDArray[np.uint8], region: PoolRegion) -> "LoopbackTransport":
-        """A worker's transport over `pool`, contiguous and of num_pages * page_bytes bytes. A name may come again (a
-        restart); peers reach the new endpoint only by its own descriptor."""
-        pages = np.frombuffer(pool, dtype=np.uint8).reshape(region.num_pages, region.page_bytes)
+    def transport(
+        self, name: str, pool: bytearray | NDArray[np.uint8] | None, region: PoolRegion
+    ) -> "LoopbackTransport":
+        """A worker's transport over `pool`, contiguous and of num_pages * page_bytes bytes, or over no memory at all. A
+        name may come again (a restart); peers reach the new endpoint only by its own descriptor."""
+        pages = None if pool is None else np.frombuffer(pool, np.uint8).reshape(region.num_pages, region.page_bytes)
         self._endpoints.append(_Endpoint(name, region, pages))
         return LoopbackTransport(self, len(self._endpoints) - 1)
 
     def next_event_time(self) -> float | None:
         """When somebody's next poll can return something: now for undelivered events, else a time of the clock."""
-        if any(e.inbox and e.alive and not e.closed and not e.stalled for e in self._endpoints):
+        if self._ready:
             return self._clock.now()
         return self._agenda[0][0] if self._agenda else None
+
+    def ready(self) -> list[str]:
+        """Names of the endpoints whose next poll returns something."""
+        return [endpoint.name for endpoint in self._ready]
 
     def progress(self) -> None:
         """Let everything that is due happen."""
@@ -164,8 +171,9 @@ class LoopbackNetwork:
         for endpoint in self._endpoints:
             if endpoint.name == name and endpoint.alive:
                 endpoint.alive = False
+                self._note_ready(endpoint)
                 self._tear_writes(endpoint)
-                self.hang_up(endpoint)
+                self._hang_up(endpoint)
 
     def cut(self, name: str, peer: str) -> None:
         """The connection of `name` to `peer` is closed. Both live, and only `name` notices."""
@@ -188,6 +196,7 @@ class LoopbackNetwork:
         for endpoint in self._endpoints:
             if endpoint.name == name:
                 endpoint.stalled = stalled
+                self._note_ready(endpoint)
 
     def _tear_writes(self, dead: _Endpoint) -> None:
         for number, write in list(self._open.items()):
@@ -199,7 +208,12 @@ class LoopbackNetwork:
                 continue
             del self._open[number]
 
-    def hang_up(self, gone: _Endpoint) -> None:
+    def closed(self, endpoint: _Endpoint) -> None:
+        """Its owner polls no more."""
+        self._note_ready(endpoint)
+        self._hang_up(endpoint)
+
+    def _hang_up(self, gone: _Endpoint) -> None:
         """Tell everyone who was connected to it, in time."""
         for endpoint in self._endpoints:
             for peer, link in endpoint.links.items():
@@ -209,7 +223,7 @@ class LoopbackNetwork:
     def _lose(self, endpoint: _Endpoint, peer: str, link: _Link) -> None:
         link.lost = True
         if endpoint.links.get(peer) is link:
-            endpoint.inbox.append(PeerLost(peer))
+            self._put(endpoint, PeerLost(peer))
 
     # ---- what transports call ------------------------------------------------------------------------------------------
 
@@ -239,6 +253,7 @@ class LoopbackNetwork:
         events = [] if endpoint.stalled or not endpoint.alive else endpoint.inbox
         if events:
             endpoint.inbox = []
+            self._note_ready(endpoint)
             self._rng.shuffle(events)
         return events
 
@@ -278,7 +293,8 @@ class LoopbackNetwork:
     def _flip(self, write: _Write) -> None:
         page = int(self._rng.choice(write.dst_pages.tolist()))
         bit = self._rng.randrange(8 * write.target.region.page_bytes)
-        write.target.pages[page, bit // 8] ^= 1 << bit % 8
+        if write.target.pages is not None:
+            write.target.pages[page, bit // 8] ^= 1 << bit % 8
 
     def _notify(self, write: _Write) -> None:
         for _ in range(write.fate.num_notices):
@@ -287,13 +303,25 @@ class LoopbackNetwork:
     def _arrive(self, write: _Write) -> None:
         lost_with_its_sender = not write.source.alive and self._rng.random() < 0.5
         if not lost_with_its_sender:
-            write.target.inbox.append(Notice(write.notice))
+            self._put(write.target, Notice(write.notice))
 
     def _send_later(self, endpoint: _Endpoint, event: TransferEvent) -> None:
-        self._after(self._delay(0), partial(_put, endpoint, event))
+        self._after(self._delay(0), partial(self._put, endpoint, event))
+
+    def _put(self, endpoint: _Endpoint, event: TransferEvent) -> None:
+        endpoint.inbox.append(event)
+        self._note_ready(endpoint)
+
+    def _note_ready(self, endpoint: _Endpoint) -> None:
+        if endpoint.inbox and endpoint.alive and not endpoint.closed and not endpoint.stalled:
+            self._ready[endpoint] = None
+        else:
+            self._ready.pop(endpoint, None)
 
     def _copy(self, write: _Write, which: NDArray[np.intp]) -> None:
-        write.target.pages[write.dst_pages[which]] = write.source.pages[write.src_pages[which]]
+        target, source = write.target.pages, write.source.pages
+        if target is not None and source is not None:
+            target[write.dst_pages[which]] = source[write.src_pages[which]]
 
     def _some_pages(self, write: _Write) -> NDArray[np.intp]:
         return np.array([i for i in range(len(write.src_pages)) if self._rng.random() < 0.5], dtype=np.intp)
@@ -301,10 +329,6 @@ class LoopbackNetwork:
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
         entry = (self._clock.now() + delay_s, self._rng.random(), next(self._ids), action)
         heapq.heappush(self._agenda, entry)
-
-
-def _put(endpoint: _Endpoint, event: TransferEvent) -> None:
-    endpoint.inbox.append(event)
 
 
 class LoopbackTransport:
@@ -357,5 +381,5 @@ class LoopbackTransport:
     def close(self) -> None:
         if not self._endpoint.closed:
             self._endpoint.closed = True
+            self._network.closed(self._endpoint)
             self._endpoint.links.clear()
-            self._network.hang_up(self._endpoint)

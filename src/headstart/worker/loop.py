@@ -75,7 +75,7 @@ class WorkerLoop:
         self._on_publish = on_publish
         self._step_in_flight = False
         self._transfers_open = False
-        self._published_at = float("-inf")
+        self.published_at = float("-inf")
         self._drain_deadline: float | None = None
         self.gave_up = False  # pages are inflight for good: the process has to end although nobody asked it to
 
@@ -114,21 +114,32 @@ class WorkerLoop:
         if not self._step_in_flight and (batch := scheduler.schedule()) is not None:
             parts.executor.launch(batch)
             self._step_in_flight = True
-        self._publish()
+        self.publish(parts.clock.now())
         return wakeup
 
-    def _publish(self) -> None:
+    def publish(self, now: float) -> None:
+        """What a pass that ended at `now` says of itself."""
         parts = self._parts
-        now = parts.clock.now()
         load = parts.scheduler.load()
         self.gave_up = load.gives_up
         self._transfers_open = load.inflight_pages > 0 or (parts.runs_are_transfers and load.num_running > 0)
-        if now - self._published_at < PUBLISH_S:
+        if not self.publishes(now):
             parts.vitals.touch(now)
             return
-        self._published_at = now
+        self.published_at = now
         parts.vitals.publish(now, load)
         self._on_publish(load)
+
+    def skip_pass(self, now: float) -> None:
+        """Say what a pass that ended at `now` and found nothing to do would have said."""
+        if self.publishes(now):
+            self.publish(now)
+        else:
+            self._parts.vitals.touch(now)
+
+    def publishes(self, now: float) -> bool:
+        """Whether a pass that ends at `now` publishes its load."""
+        return now - self.published_at >= PUBLISH_S
 
     def _sleep_s(self, wakeup: float | None) -> float:
         parts = self._parts

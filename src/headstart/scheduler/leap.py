@@ -1,0 +1,105 @@
+"""Many decode steps at once, for a clock that can be moved: what they come to, without taking them one by one.
+
+A step is free while all that it does is to append one token to each row of the launched step and to take the pages for
+the next one. A leap applies free steps in a row. It leaves behind exactly what as many passes of the loop would: the same
+tokens, the same pages taken and evicted in the same order, the next step launched. What is not free is left to a pass: a
+choice that ends or commits pages, one that comes or goes, a page that nobody could give without being retracted, and
+whatever the loop would look at between the steps.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from sys import maxsize
+
+import numpy as np
+
+from headstart.core.arrays import Int32Array
+from headstart.core.errors import InvariantError
+from headstart.core.layout import pages_for
+from headstart.core.request import Request
+from headstart.scheduler.board import OUTPUT_PAGES, Board
+from headstart.scheduler.calls import Phase
+from headstart.scheduler.entries import Running
+from headstart.scheduler.steps import Part
+
+Draw = Callable[[Request, int, int], Int32Array]
+"""(request, first, count): outputs [first, first + count), of which none is banned."""
+
+
+def num_free_steps(board: Board, draw: Draw) -> int:
+    """How many steps are free, from the launched one on, if nothing happens meanwhile that a pass would see."""
+    launched = board.launched
+    if launched is None or launched.held or board.stirred or len(launched.parts) != len(board.running):
+        return 0
+    if board.ready and len(board.running) < board.limits.max_running_requests:
+        return 0
+    if any(call.phase not in (Phase.OPEN, Phase.FILLED) for call in board.calls):
+        return 0
+    num_steps = maxsize
+    for part in launched.parts:
+        num_steps = min(num_steps, _free_of(board, part, draw)) if num_steps > 0 else 0
+    return _with_pages(board, launched.parts, num_steps)
+
+
+def leap(board: Board, num_steps: int, draw: Draw, first_end: float) -> None:
+    """Apply the launched step, which ends at `first_end`, and those after it: `num_steps` free ones in all."""
+    launched = board.launched
+    assert launched is not None
+    size = board.page_size
+    crossings: dict[int, list[Running]] = defaultdict(list)  # step -> entries that need a page for the one after it
+    for part in launched.parts:
+        entry, choice = part.entry, part.entry.choice
+        sequence = choice.sequence
+        for step in range(len(entry.lease.pages) * size - len(sequence) + 1, num_steps + 1, size):
+            crossings[step].append(entry)
+        sequence.extend(draw(choice.request, sequence.num_outputs, num_steps))
+        sequence.num_computed += num_steps
+        choice.record.mark("first_token", first_end)
+    for _, entries in sorted(crossings.items()):
+        board.cache.make_room(len(entries))
+        for entry in entries:
+            if not board.cache.try_extend(entry.lease, 1):
+                raise InvariantError("a free step lacks a page")
+    launched.step_id += num_steps
+    board.counters["steps"] += num_steps
+    board.counters["output_tokens"] += num_steps * len(launched.parts)
+
+
+def _free_of(board: Board, part: Part, draw: Draw) -> int:
+    """Free steps of one row, pages apart."""
+    entry, choice = part.entry, part.entry.choice
+    request, sequence = choice.request, choice.sequence
+    is_plain = part.samples and part.num_new == 1 and request.num_top_logprobs is None
+    if not is_plain or board.running.get(choice.ref) is not entry:
+        return 0
+    num_steps = request.stop.max_new_tokens - sequence.num_outputs - 1
+    if request.cacheable:
+        num_shared = entry.lease.num_shared
+        committed = num_shared + (1 if num_shared < entry.prompt_pages else OUTPUT_PAGES)
+        num_steps = min(num_steps, committed * board.page_size - sequence.num_computed - 1)
+    if request.stop.stop_token_ids and num_steps > 0:
+        if sequence.num_outputs < request.stop.min_new_tokens:
+            return 0
+        stops = np.isin(draw(request, sequence.num_outputs, num_steps), request.stop.stop_token_ids)
+        num_steps = int(stops.argmax()) if stops.any() else num_steps
+    return num_steps
+
+
+def _with_pages(board: Board, parts: list[Part], num_steps: int) -> int:
+    """The most of `num_steps` steps for which there are pages without a retraction."""
+    available = board.cache.num_available()
+    if _pages_taken(board, parts, num_steps) <= available:
+        return num_steps
+    low, high = 0, num_steps  # enough for low, not for high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _pages_taken(board, parts, middle) <= available else (low, middle)
+    return low
+
+
+def _pages_taken(board: Board, parts: list[Part], num_steps: int) -> int:
+    size, num_pages = board.page_size, 0
+    for part in parts:
+        lease = part.entry.lease
+        num_pages += max(0, pages_for(len(part.entry.choice.sequence) + num_steps, size) - len(lease.pages))
+    return num_pages

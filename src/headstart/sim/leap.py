@@ -1,0 +1,106 @@
+"""The steps of a decode worker between two things that happen to it: taken all at once, when the next one does.
+
+    (pass) ──look_ahead──► the ends of the steps to come are known, and how many of them are free
+    anything at `now` ──catch_up──► the free ones that ended before are applied; the step in flight is where it would be
+    somebody listens ──say──► their tokens are sent, each as of its own time
+
+`catch_up` comes before whatever may see the worker: a pass, a heartbeat, a stall, its end. A step that ends at the very
+time of a pass belongs to the pass, which takes messages first. `say` comes before whatever else the worker may say of a
+choice that runs, and before the gateway looks at what it has heard.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headstart.core.messages import Tokens
+from headstart.scheduler.decode import OWN_STALL_S, DecodeScheduler
+from headstart.sim.blank import BlankExecutor
+from headstart.worker.loop import PUBLISH_S, WorkerLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How tokens reach a gateway. `send(recipient, tokens, ends)`: of as many steps of each choice as ended then."""
+
+    send: Callable[[str, Tokens, Sequence[float]], None]
+    delay_s: float
+
+
+class Leaps:
+    def __init__(self, scheduler: DecodeScheduler, executor: BlankExecutor, loop: WorkerLoop, way: "Way") -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._loop = loop
+        self._way = way
+        self._ends: list[float] = []  # of the step in flight and of those after it, as far as known
+        self._num_free = 0  # that may be applied; one end more than these is known
+        self._unsaid: list[float] = []  # ends of the steps that were applied and not said
+        self._last_step = 0  # of the executor, when `_ends` was made
+
+    def look_ahead(self) -> float | None:
+        """When the worker has to make a pass for its steps' sake, if nothing happens to it before."""
+        executor = self._executor
+        if executor.finish_at is None:
+            self._ends, self._num_free = [], 0
+            return None
+        if self._last_step != executor.num_steps:
+            self._ends, self._last_step = [executor.finish_at], executor.num_steps
+        self._know_ends(self._scheduler.num_free_steps(executor.tape.read))
+        return self._ends[self._num_free]
+
+    def _know_ends(self, num_free: int) -> None:
+        shape, cost, ends = self._executor.shape, self._executor.cost, self._ends
+        if self._executor.step_s > OWN_STALL_S:  # the loop would think that it stood still
+            num_free = 0
+        for ahead in range(len(ends), num_free + 1):
+            step_s = cost(shape.after(ahead))
+            if step_s > OWN_STALL_S:
+                break
+            ends.append(ends[-1] + step_s)
+        self._num_free = min(num_free, len(ends) - 1)
+
+    def catch_up(self, now: float) -> None:
+        """Apply the free steps that ended before `now`."""
+        num_steps = min(bisect_left(self._ends, now), self._num_free)
+        if not num_steps:
+            return
+        last = self._last_publication(num_steps)
+        if last is not None:
+            self._apply(last + 1)
+            num_steps -= last + 1
+        if num_steps:
+            self._apply(num_steps)
+
+    def _last_publication(self, num_steps: int) -> int | None:
+        """The last of these steps at whose end the loop publishes its load."""
+        last, published_at = None, self._loop.published_at
+        for index, end in enumerate(self._ends[:num_steps]):
+            if end - published_at >= PUBLISH_S:
+                last, published_at = index, end
+        return last
+
+    def _apply(self, num_steps: int) -> None:
+        ends, executor = self._ends, self._executor
+        done = ends[:num_steps]
+        self._scheduler.leap(num_steps, executor.tape.read, done[0], done[-1])
+        executor.skip(num_steps, done[-1], ends[num_steps])
+        self._loop.skip_pass(done[-1])
+        self._unsaid += done
+        del ends[:num_steps]
+        self._num_free -= num_steps
+        self._last_step = executor.num_steps
+
+    def halt(self) -> None:
+        """Nothing happens here from now on: the step in flight ends unseen, and none follows it."""
+        del self._ends[1:]
+        self._num_free = 0
+
+    def say(self, arriving_by: float = float("inf")) -> None:
+        """Send the tokens of applied steps that reach their gateways by this time."""
+        ends = [end for end in self._unsaid if end + self._way.delay_s <= arriving_by]
+        if not ends:
+            return
+        self._unsaid = self._unsaid[len(ends) :]
+        for gateway, tokens in self._scheduler.last_tokens(len(ends), len(self._unsaid)).items():
+            self._way.send(gateway, tokens, ends)
