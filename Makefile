@@ -4,6 +4,7 @@
 #   CONSTRAINTS=other.txt    other pins than constraints.txt
 #   TORCH_SPEC=torch==2.11.0 another torch (then with CONSTRAINTS that agree)
 #   SEEDS=100 START=0        which seeds `make chaos` runs
+#   SECONDS=60               how long `make fuzz` runs
 #   ALLOW_CUDA=1             take a CUDA build of torch although no GPU is seen
 
 PYTHON ?= python3
@@ -13,6 +14,7 @@ SERVE_ARGS ?=
 SEEDS ?= 1000
 START ?= 0
 BENCH_ARGS ?=
+SECONDS ?= 60
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +30,7 @@ CONTROL_PLANE := $(wildcard $(addprefix src/headstart/,core wire config kv trans
 	scheduler gateway text observe sim plan))
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-full test-gpu check format bench soak chaos mutations clean
+.PHONY: help install install-dev serve test test-full test-gpu check format bench soak chaos fuzz mutations clean
 
 help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +91,9 @@ soak: $(DEV_STAMP)  ## a million operations against the state machines, then 10,
 
 chaos: $(DEV_STAMP)  ## seeded faults over simulated clusters (SEEDS=1000 START=0; a failing seed prints its timeline)
 	$(TEST_ENV) $(BIN)/python -m headstart.sim.chaos --seeds $(SEEDS) --start $(START)
+
+fuzz: $(DEV_STAMP)  ## a minute of bytes chosen by coverage for the wire's decoders (SECONDS=60)
+	$(BIN)/python tests/unit/wire/fuzz_target.py -max_total_time=$(SECONDS)
 
 mutations: $(DEV_STAMP)  ## take the safeguards away one at a time: a test must fail each time
 	$(TEST_ENV) $(BIN)/python tests/mutations/run.py

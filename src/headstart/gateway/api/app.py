@@ -15,6 +15,7 @@ from headstart.gateway.api.auth import Tenant
 from headstart.gateway.api.body import Bodies, TooLarge
 from headstart.gateway.api.errors import INTERNAL_MESSAGE, ApiError, error_response, from_request_error
 from headstart.gateway.api.generate import prepare_chat, prepare_completion
+from headstart.gateway.api.openapi import describe
 from headstart.gateway.api.run import Prepared, run
 from headstart.gateway.meter import DispatchCollector
 from headstart.gateway.state import GatewayState
@@ -87,6 +88,13 @@ def _add_operation(app: FastAPI, state: GatewayState) -> None:
     @app.get("/health")
     async def health() -> Response:
         return operate.health(state)
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        keys = state.keys
+        return JSONResponse(
+            describe(state.model.name, asks_for_keys=keys.asks_for_keys, asks_for_admin_key=keys.asks_for_admin_key)
+        )
 
     @app.get("/ready")
     async def ready() -> Response:

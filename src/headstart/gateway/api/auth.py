@@ -32,6 +32,14 @@ class KeyRing:
         self._admin = _digest(admin_key) if admin_key else None
         self._is_open = not keys and not admin_key and is_local
 
+    @property
+    def asks_for_keys(self) -> bool:
+        return bool(self._digests)
+
+    @property
+    def asks_for_admin_key(self) -> bool:
+        return not self._is_open
+
     def authenticate(self, authorization: str) -> Tenant:
         """Raises ApiError 401."""
         if not self._digests:
