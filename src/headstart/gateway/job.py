@@ -38,6 +38,11 @@ class Work:
         """Choices over all prompts."""
         return len(self.prompts) * self.num_choices
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens over all choices: each is handed over with a prompt of its own."""
+        return sum(map(len, self.prompts)) * self.num_choices
+
 
 class Job:
     """Submits Work and yields its events in order of arrival."""

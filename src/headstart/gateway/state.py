@@ -34,9 +34,11 @@ class OpenJobs:
     """Jobs being answered. open ─► draining (nothing new) ─► empty"""
 
     max_per_tenant: int = 0  # choices that one tenant may have open; 0: no bound
+    max_prompt_tokens: int = 16 << 20  # of all open jobs, each choice counted: they wait in this process's memory
     is_draining: bool = False
     jobs: set[Job] = field(default_factory=set)
     _num_open: Counter[bytes] = field(default_factory=Counter)  # choices of each tenant
+    _num_prompt_tokens: int = 0
 
     def check_room(self, namespace: bytes, num_choices: int = 1) -> None:
         """Raise RequestError where the tenant of `namespace` may not open `num_choices` more now, or ever."""
@@ -50,8 +52,11 @@ class OpenJobs:
             raise RequestError(ErrorCode.BUSY, message)
 
     def add(self, job: Job) -> None:
-        """Raises RequestError where it is one too many for its tenant."""
+        """Raises RequestError where it is one too many for its tenant, or too much beside what is open."""
         self.check_room(job.work.namespace, job.work.num_total)
+        if self.jobs and self._num_prompt_tokens + job.work.num_prompt_tokens > self.max_prompt_tokens:
+            raise RequestError(ErrorCode.BUSY, "too many long prompts wait, try again later")
+        self._num_prompt_tokens += job.work.num_prompt_tokens
         self._num_open[cache_owner(job.work.namespace)] += job.work.num_total
         self.jobs.add(job)
 
@@ -60,6 +65,7 @@ class OpenJobs:
         if job not in self.jobs:
             return
         self.jobs.remove(job)
+        self._num_prompt_tokens -= job.work.num_prompt_tokens
         owner = cache_owner(job.work.namespace)
         self._num_open[owner] -= job.work.num_total
         if not self._num_open[owner]:

@@ -168,6 +168,26 @@ def test_however_a_request_ends_its_place_is_free_again():
     run(go())
 
 
+def test_long_prompts_that_wait_are_bounded_in_sum_and_one_alone_is_always_taken():
+    async def go():
+        world = ScriptedWorld()
+        world.state.jobs.max_prompt_tokens = 100
+        world.script = saying("Hello world.", hold_after=1)
+        async with world.client() as http:
+            first = asyncio.create_task(http.post("/v1/completions", json=completion_body([5] * 200)))
+            while not world.requests:
+                await asyncio.sleep(0)
+            second = await http.post("/v1/completions", json=completion_body([5]))
+            assert second.status_code == 429
+            assert second.headers["retry-after"] == "1"
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            world.script = saying("Hello world.")
+            assert (await http.post("/v1/completions", json=completion_body([5], n=2))).status_code == 200
+
+    run(go())
+
+
 # ---- bodies ----------------------------------------------------------------------------------------------------------
 
 
