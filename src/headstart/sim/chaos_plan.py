@@ -58,7 +58,7 @@ class Weather:
     noticed_twice: float = 0.0
     noticed_late: float = 0.0
     flipped: float = 0.0  # one bit arrives wrong
-    unfinished: float = 0.0  # noticed before its last page has landed
+    unfinished: float = 0.0  # noticed before one of its pages is right
 
     def message_fate(self, rng: Random, fine: MessageFate) -> MessageFate:
         roll = rng.random()

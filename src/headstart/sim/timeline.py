@@ -156,7 +156,7 @@ def _write_fate(fate: Fate) -> str:
     if fate.flips:
         words.append("a bit flips")
     if fate.late_page_s is not None:
-        words.append(f"a page lands {fate.late_page_s:.3f} s after the others")
+        words.append(f"a page is right {fate.late_page_s:.3f} s after its notice")
     if fate.delay_s is not None:
         words.append(f"lands after {fate.delay_s:.3f} s")
     if fate.num_notices != 1:

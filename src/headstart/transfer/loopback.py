@@ -2,7 +2,7 @@
 
     posted ──► landed ──► ended (Completed)                 the notice travels apart from the completion
        │  └──► parked while either end is stalled ──► landed
-       ├─────► all but one page landed, and noticed ──► landed      against the contract, as some networks do it
+       ├─────► noticed with a damaged page ──► landed      against the contract, as some networks do it
        └─────► ended (WriteFailed): its fate, or the target was killed; some of its pages may have landed
 
 Invariant: the target's pool changes only while a write to it is posted or parked, never at the post itself and never
@@ -53,7 +53,7 @@ class Fate:
     num_notices: int = 1  # 0: lost, 2: duplicated
     notice_delay_s: float = 0.0  # added to each notice's own way
     flips: bool = False  # one bit of one page arrives wrong
-    late_page_s: float | None = None  # one page lands this long after the others and their notice
+    late_page_s: float | None = None  # one page is right only this long after the others and their notice
 
 
 Judge = Callable[[Posted], Fate]
@@ -267,7 +267,7 @@ class LoopbackNetwork:
             self._parked.append(number)
             return
         if write.fate.late_page_s is not None and not write.fate.fails:
-            self._land_but_one(number, write)
+            self._land_unfinished(number, write)
             return
         del self._open[number]
         if write.fate.fails:
@@ -276,25 +276,25 @@ class LoopbackNetwork:
             return
         self._copy(write, np.arange(len(write.src_pages)))
         if write.fate.flips:
-            self._flip(write)
+            self._flip(write.target, int(self._rng.choice(write.dst_pages.tolist())))
         self._send_later(write.source, Completed(write.handle))
         self._notify(write)
 
-    def _land_but_one(self, number: int, write: _Write) -> None:
-        """What is left goes on as a write of its own, under the same handle and without a notice."""
+    def _land_unfinished(self, number: int, write: _Write) -> None:
+        """One page goes on as a write of its own, under the same handle and without a notice."""
         late = self._rng.randrange(len(write.src_pages))
-        self._copy(write, np.delete(np.arange(len(write.src_pages)), late))
+        self._copy(write, np.arange(len(write.src_pages)))
+        self._flip(write.target, int(write.dst_pages[late]))
         self._notify(write)
         src, dst = write.src_pages[late : late + 1], write.dst_pages[late : late + 1]
         rest = _Write(write.handle, write.source, write.target, src, dst, write.notice, Fate(num_notices=0))
         self._open[number] = rest
         self._after(write.fate.late_page_s or 0.0, partial(self._land, number))
 
-    def _flip(self, write: _Write) -> None:
-        page = int(self._rng.choice(write.dst_pages.tolist()))
-        bit = self._rng.randrange(8 * write.target.region.page_bytes)
-        if write.target.pages is not None:
-            write.target.pages[page, bit // 8] ^= 1 << bit % 8
+    def _flip(self, target: _Endpoint, page: int) -> None:
+        bit = self._rng.randrange(8 * target.region.page_bytes)
+        if target.pages is not None:
+            target.pages[page, bit // 8] ^= 1 << bit % 8
 
     def _notify(self, write: _Write) -> None:
         for _ in range(write.fate.num_notices):
