@@ -87,4 +87,25 @@ MUTATIONS = (
         "        return not self.missing[-1]",
         ("tests/unit/scheduler/test_decode_coverage.py",),
     ),
+    Mutation(
+        "digest check removed: a page is taken as it came",
+        "scheduler/calls.py",
+        "        return seal(digests, call.tokens, call.start + notice.first * size, size) == notice.seals",
+        "        return True",
+        ("tests/unit/scheduler/test_verified_transfers.py", "tests/unit/chaos/test_damaged_pages.py"),
+    ),
+    Mutation(
+        "digest check: a seal says nothing of the position",
+        "scheduler/seals.py",
+        "seed=start + first",
+        "seed=0",
+        ("tests/unit/scheduler/test_seals.py",),
+    ),
+    Mutation(
+        "digest check: a damaged range is no longer its writer's",
+        "scheduler/fetch.py",
+        "        board.calls.cut(call)\n        board.stirred = True",
+        "        board.calls.end(call)\n        board.stirred = True",
+        ("tests/unit/scheduler/test_verified_transfers.py", "tests/unit/chaos/test_damaged_pages.py"),
+    ),
 )
