@@ -159,6 +159,14 @@ def test_sixteen_prompts_of_all_lengths_at_once(pair: Engines, reference: PreTra
         assert answer.stats.bytes_moved == world.bytes_for(hit, len(answer.request.prompt) - 1)
 
 
+def test_case_A6_kv_that_is_damaged_on_its_way_is_fetched_again(pair: Engines, reference: PreTrainedModel) -> None:
+    world = start(pair)
+    world.judge = lambda posted: Fate(flips=posted.index == 0, late_page_s=0.1 if posted.index == 3 else None)
+    answers = [world.ask(prompt(90 + i, 150), num_tokens=NUM_TOKENS)[0] for i in range(2)]
+    check(world, answers, reference)
+    assert world.counters()["digest_mismatches"] == 2
+
+
 @pytest.mark.parametrize("has_prefill", [True, False], ids=["remote", "local"])
 def test_behaviour_28_answers_after_retraction(pair: Engines, reference: PreTrainedModel, has_prefill: bool) -> None:
     world = start(pair, has_prefill=has_prefill, num_reserved=0, decode_tokens=320)
