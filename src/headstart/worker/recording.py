@@ -55,6 +55,11 @@ FLUSH_CLIENT = "whoever asked for a flush"
 R = TypeVar("R")
 
 
+def policy_name(make_policy: MakePolicy) -> str:
+    """The name that a head gives it."""
+    return next(name for name, make in POLICIES.items() if make is make_policy)
+
+
 @dataclass(slots=True)
 class _OpenCall:
     input: Input
@@ -117,10 +122,14 @@ class Recorder:
 def record_scheduler(spec: SchedulerSpec, ports: SchedulerPorts, tape: TapeWriter) -> "RecordedScheduler":
     """A scheduler whose whole life goes on `tape`, which has `spec` as its head."""
     recorder = Recorder(tape, ports.clock)
-    transport, digests = RecordedTransport(ports.transport, recorder), RecordedDigests(ports.digests, recorder)
-    scheduler = make_scheduler(spec, SchedulerPorts(transport, digests, recorder, recorded_send(ports.send, recorder)))
+    scheduler = make_scheduler(spec, recorded_ports(ports, recorder))
     recorder.built()
     return RecordedScheduler(scheduler, recorder, spec.kv_spec.page_size)
+
+
+def recorded_ports(ports: SchedulerPorts, recorder: Recorder) -> SchedulerPorts:
+    transport, digests = RecordedTransport(ports.transport, recorder), RecordedDigests(ports.digests, recorder)
+    return SchedulerPorts(transport, digests, recorder, recorded_send(ports.send, recorder))
 
 
 @dataclass(frozen=True, slots=True)

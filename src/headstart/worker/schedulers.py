@@ -55,11 +55,17 @@ class SchedulerPorts:
 
 def make_scheduler(spec: SchedulerSpec, ports: SchedulerPorts) -> Scheduler:
     """A scheduler over an empty pool."""
-    cache = PrefixCache(spec.num_pages, spec.kv_spec.page_size, spec.owner_pages)
+    scheduler = scheduler_over(spec, ports, PrefixCache(spec.num_pages, spec.kv_spec.page_size, spec.owner_pages))
+    return UncachedScheduler(scheduler) if isinstance(spec, DecodeSpec) and spec.is_uncached else scheduler
+
+
+def scheduler_over(
+    spec: SchedulerSpec, ports: SchedulerPorts, cache: PrefixCache
+) -> PrefillScheduler | DecodeScheduler:
+    """The scheduler itself, over a cache of its pool."""
     if isinstance(spec, PrefillSpec):
         prefill_ports = PrefillPorts(ports.transport, ports.digests, ports.clock, ports.send)
         return PrefillScheduler(spec.worker, spec.kv_spec, spec.limits, cache, prefill_ports)
     digests = ports.digests if spec.verifies else None
     decode_ports = DecodePorts(spec.descriptor, spec.page_bytes, ports.clock, ports.send, digests)
-    scheduler = DecodeScheduler(spec.worker, spec.kv_spec, spec.limits, cache, decode_ports)
-    return UncachedScheduler(scheduler) if spec.is_uncached else scheduler
+    return DecodeScheduler(spec.worker, spec.kv_spec, spec.limits, cache, decode_ports)
