@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from headstart.core.layout import PoolRegion
 from headstart.core.messages import Join, Message, Prefill, WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.decode import DecodePorts, DecodeScheduler
-from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
+from headstart.scheduler.contract import Scheduler
 from headstart.sim.blank import BlankExecutor, Tape
 from headstart.sim.clock import VirtualClock
 from headstart.sim.executor import FakeExecutor, Model
@@ -24,9 +23,14 @@ from headstart.sim.worker import Organs, SimWorker
 from headstart.transfer.contract import PageDigests
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import LoopbackNetwork
+from headstart.worker.recording import RecordedScheduler, Recorder, recorded_ports
+from headstart.worker.schedulers import DecodeSpec, PrefillSpec, SchedulerPorts, SchedulerSpec, scheduler_over
+from headstart.worker.tape import Head, TapeWriter
 
 MakeCache = Callable[[int, int], PrefixCache]
 """(num_pages, page_size): a test may take something away from the real one."""
+OpenTape = Callable[[str, Head], TapeWriter]
+"""(name, head): a tape for a worker or the gateway."""
 PREFILL, DECODE = "prefill", "decode"
 
 
@@ -41,6 +45,7 @@ class Surroundings:
     book: ContextBook
     tape: Tape
     make_cache: MakeCache = PrefixCache
+    open_tape: OpenTape | None = None
 
 
 def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker:
@@ -57,21 +62,39 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
             message = structs.replace(message, cacheable=True)
         around.control.send(str(ref), recipient, message)
 
-    scheduler: PrefillScheduler | DecodeScheduler
-    if is_prefill:
-        ports = PrefillPorts(transport, device.digests, around.clock, send)
-        scheduler = PrefillScheduler(ref, spec.kv_spec, spec.prefill, cache, ports)
+    ports = SchedulerPorts(transport, device.digests, around.clock, send)
+    parts = _scheduler_spec(ref, is_prefill, transport.descriptor(), around)
+    if around.open_tape is None:
+        scheduler = scheduler_over(parts, ports, cache)
+        driven: Scheduler = scheduler
     else:
-        verified = device.digests if spec.verify_transfers and device.memory is not None else None
-        decode_ports = DecodePorts(transport.descriptor(), spec.page_bytes, around.clock, send, verified)
-        scheduler = DecodeScheduler(ref, spec.kv_spec, spec.decode, cache, decode_ports)
+        recorder = Recorder(around.open_tape(str(ref), parts), around.clock)
+        scheduler = scheduler_over(parts, recorded_ports(ports, recorder), cache)
+        recorder.built()
+        driven = RecordedScheduler(scheduler, recorder, spec.page_size)
     capacity = spec.prefill.capacity_tokens if is_prefill else spec.decode.context_len
     join = Join(ref, PREFILL if is_prefill else DECODE, spec.kv_spec, f"sim://{ref}", capacity, lock_domain="sim")
-    worker = SimWorker(join, Organs(scheduler, cache, transport, device.executor), around.clock, send, number)
+    worker = SimWorker(join, Organs(scheduler, cache, transport, device.executor, driven), around.clock, send, number)
     if spec.modelling.jumps and not is_prefill:
         way = Way(partial(around.control.send_late, str(ref)), spec.timing.control_delay_s[0])
         worker.leap(way)
     return worker
+
+
+def _scheduler_spec(ref: WorkerRef, is_prefill: bool, descriptor: bytes, around: Surroundings) -> SchedulerSpec:
+    spec = around.spec
+    if is_prefill:
+        return PrefillSpec(ref, spec.kv_spec, spec.prefill, spec.prefill_pages, descriptor)
+    verifies = spec.verify_transfers and spec.modelling.content != "none"
+    return DecodeSpec(ref, spec.kv_spec, spec.decode, spec.decode_pages, descriptor, spec.page_bytes, verifies=verifies)
+
+
+def _scheduler_spec(ref: WorkerRef, is_prefill: bool, descriptor: bytes, around: Surroundings) -> SchedulerSpec:
+    spec = around.spec
+    if is_prefill:
+        return PrefillSpec(ref, spec.kv_spec, spec.prefill, spec.prefill_pages, descriptor)
+    verifies = spec.verify_transfers and spec.modelling.content != "none"
+    return DecodeSpec(ref, spec.kv_spec, spec.decode, spec.decode_pages, descriptor, spec.page_bytes, verifies=verifies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from headstart.core.request import ChoiceRef, Request, StopCriteria
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.calls import Phase
 from headstart.scheduler.decode import DecodeScheduler
-from headstart.sim.build import MakeCache
+from headstart.sim.build import MakeCache, OpenTape
 from headstart.sim.chaos_plan import (
     CONTEXT_LEN,
     Burst,
@@ -90,9 +90,15 @@ class SeedFailed(Exception):
         self.seed = seed
 
 
-def run_seed(seed: int, *, with_states: bool = False, make_cache: MakeCache = PrefixCache) -> tuple[Tally, Timeline]:
+def run_seed(
+    seed: int,
+    *,
+    with_states: bool = False,
+    make_cache: MakeCache = PrefixCache,
+    open_tape: OpenTape | None = None,
+) -> tuple[Tally, Timeline]:
     """Carry out a seed's plan. Raises SeedFailed. `with_states` also follows where every request stands."""
-    run = ChaosRun(draw_plan(seed), seed, with_states, make_cache)
+    run = ChaosRun(draw_plan(seed), seed, with_states, make_cache, open_tape)
     try:
         return run.run(), run.timeline
     except Exception as error:
@@ -116,8 +122,15 @@ class _Asked:
 
 
 class ChaosRun:
-    def __init__(self, plan: Plan, seed: int, with_states: bool = False, make_cache: MakeCache = PrefixCache) -> None:
-        self.world = World(plan.spec, seed, make_cache)
+    def __init__(
+        self,
+        plan: Plan,
+        seed: int,
+        with_states: bool = False,
+        make_cache: MakeCache = PrefixCache,
+        open_tape: OpenTape | None = None,
+    ) -> None:
+        self.world = World(plan.spec, seed, make_cache, open_tape)
         self.timeline = Timeline(self.world.clock)
         self.tally = Tally(seeds=1)
         self._plan = plan

@@ -11,6 +11,7 @@ from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
 from headstart.core.messages import Heartbeat, Join, Membership, Message, PrefillDone, Submit, WorkerLoad, WorkerRef
 from headstart.kv.cache import PrefixCache
+from headstart.scheduler.contract import Scheduler
 from headstart.scheduler.decode import DecodeScheduler
 from headstart.scheduler.prefill import PrefillScheduler
 from headstart.sim.blank import BlankExecutor
@@ -61,6 +62,7 @@ class Organs:
     cache: PrefixCache
     transport: Transport
     executor: FakeExecutor | BlankExecutor
+    recorded: Scheduler | None = None  # stands around `scheduler` where it is put on tape
 
 
 class SimWorker:
@@ -78,7 +80,7 @@ class SimWorker:
         self._send = send
         self._vitals = Vitals(clock.now())
         parts = LoopParts(
-            organs.scheduler,
+            organs.recorded or organs.scheduler,
             organs.transport,
             organs.executor,
             self.mailbox,

@@ -15,9 +15,10 @@ from headstart.core.messages import Message, WorkerRef
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
 from headstart.gateway.choice import Sink
 from headstart.gateway.dispatch import Dispatcher
+from headstart.gateway.entrance import Entrance
 from headstart.kv.cache import PrefixCache
 from headstart.sim.blank import Tape
-from headstart.sim.build import MakeCache, Surroundings, build_worker
+from headstart.sim.build import MakeCache, OpenTape, Surroundings, build_worker
 from headstart.sim.client import Handle
 from headstart.sim.clock import Agenda, VirtualClock
 from headstart.sim.cost import LinkTime
@@ -28,6 +29,8 @@ from headstart.sim.spec import WorldSpec
 from headstart.sim.watermarks import ContextBook
 from headstart.sim.worker import GATEWAY, SimWorker
 from headstart.transfer.loopback import Judge, LoopbackNetwork
+from headstart.worker.recording import policy_name, record_dispatcher
+from headstart.worker.tape import DispatcherSpec
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -35,7 +38,13 @@ GREEDY = SamplingParams(temperature=0.0)
 class World:
     """Starts with every worker joined to be, at time 0. Not thread-safe."""
 
-    def __init__(self, spec: WorldSpec | None = None, seed: int = 0, make_cache: MakeCache = PrefixCache) -> None:
+    def __init__(
+        self,
+        spec: WorldSpec | None = None,
+        seed: int = 0,
+        make_cache: MakeCache = PrefixCache,
+        open_tape: OpenTape | None = None,
+    ) -> None:
         self.spec = spec or WorldSpec()
         self.clock = VirtualClock()
         self.handles: list[Handle] = []
@@ -49,16 +58,11 @@ class World:
         self.control = ControlNetwork(random.Random(f"control {seed}"), self.clock, self._agenda, delay_s)
         links_rng = random.Random(f"links {seed}")
         self.links = LoopbackNetwork(links_rng, self.clock, self._link_time(links_rng))
+        outputs = Tape(self.spec.vocab_size)
         self._surroundings = Surroundings(
-            self.spec, self.clock, self.links, self.control, ContextBook(), Tape(self.spec.vocab_size), make_cache
+            self.spec, self.clock, self.links, self.control, ContextBook(), outputs, make_cache, open_tape
         )
-        self.gateway = Dispatcher(
-            self.clock,
-            lambda to, message: self.control.send(GATEWAY, to, message),
-            random.Random(f"gateway {seed}"),
-            self.spec.dispatch,
-            self.spec.make_policy,
-        )
+        self.gateway, self._entrance = self._make_gateway(f"gateway {seed}", open_tape)
         self._gateway_wake: float | None = 0.0
         self._launcher = SimLauncher(
             self.clock, self._agenda, self.control, self.spec.timing, Processes(self._end_process, self.restart)
@@ -89,19 +93,19 @@ class World:
     def submit_text(self, request: Request, stops: tuple[str, ...]) -> Reader:
         """The same for a client that reads text, which ends at the first of `stops`."""
         ref, handle = request.ref, Handle(request, self.clock, self.clock.now())
-        reader = Reader(handle, stops, lambda: self.gateway.stop(ref.request_id, ref.choice))
+        reader = Reader(handle, stops, lambda: self._entrance.stop(ref.request_id, ref.choice))
         self._hand_over(handle, reader)
         return reader
 
     def _hand_over(self, handle: Handle, sink: Sink) -> None:
         self.handles.append(handle)
-        self.gateway.submit(handle.request, sink)
+        self._entrance.submit(handle.request, sink)
         self._advance_gateway()
 
     def cancel(self, handle: Handle) -> None:
         """The client is gone."""
         self._listen()
-        self.gateway.cancel(handle.request.ref.request_id)
+        self._entrance.cancel(handle.request.ref.request_id)
         self._advance_gateway()
 
     # ---- time --------------------------------------------------------------------------------------------------------
@@ -202,6 +206,20 @@ class World:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
+    def _make_gateway(self, seed: str, open_tape: OpenTape | None) -> tuple[Dispatcher, Entrance]:
+        """The gateway, and the way in to it."""
+        spec = self.spec
+
+        def send(recipient: str, message: Message) -> None:
+            self.control.send(GATEWAY, recipient, message)
+
+        if open_tape is None:
+            gateway = Dispatcher(self.clock, send, random.Random(seed), spec.dispatch, spec.make_policy)
+            return gateway, gateway
+        head = DispatcherSpec(spec.dispatch, policy_name(spec.make_policy), "", seed)
+        recorded = record_dispatcher(head, self.clock, send, open_tape(GATEWAY, head))
+        return recorded.inner, recorded
+
     def _link_time(self, rng: random.Random) -> LinkTime:
         """Of bytes of watermarks."""
         spec, link_time = self.spec, self.spec.timing.link_time
@@ -234,7 +252,7 @@ class World:
         return True
 
     def _to_gateway(self, sender: str, message: Message) -> None:
-        self.gateway.handle(sender, message)
+        self._entrance.handle(sender, message)
         self._advance_gateway()
 
     def _listen(self) -> None:
@@ -246,7 +264,7 @@ class World:
     def _advance_gateway(self) -> None:
         if self._gateway_wake is not None and self._gateway_wake <= self.clock.now():
             self._listen()
-        wake = self.gateway.advance()
+        wake = self._entrance.advance()
         self._gateway_wake = None if wake is None else max(wake, self.clock.now())
 
     def _deliver(self, worker: SimWorker, sender: str, message: Message) -> None:
