@@ -6,7 +6,7 @@ import pytest
 
 from headstart.config.errors import ConfigError
 from headstart.config.settings import ClusterSettings
-from headstart.core.messages import Leave, WorkerRef
+from headstart.core.messages import Drain, Leave, WorkerRef
 from headstart.wire.channels import FROM_WORKER, TO_WORKER
 from headstart.wire.sockets import Dealer, Router
 from headstart.worker.ports import OpenWiring, control_url, new_cluster_key, open_wiring, peer_url
@@ -71,3 +71,25 @@ def test_a_worker_that_joins_on_this_machine_listens_on_loopback_only() -> None:
 def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="--join"):
         control_url("127.0.0.1:port")
+
+
+def test_cases_O3_and_O7_a_stranger_under_a_members_name_changes_no_route(tmp_path: Path) -> None:
+    """What a member says in public, its name and incarnation, lets nobody speak for it."""
+    key, name = new_cluster_key(), WorkerRef("prefill-0", 1)
+    server, worker = member(tmp_path, "a", key), member(tmp_path, "b", key)
+    strangers = [member(tmp_path, "c", new_cluster_key()), open_wiring(ClusterSettings())]
+    router = Router.bind(server.wiring, "tcp://127.0.0.1:0", FROM_WORKER)
+    lines = [Dealer.connect(wiring.wiring, router.address, str(name), TO_WORKER) for wiring in (worker, *strangers)]
+    lines[0].send(Leave(name))
+    router.socket.poll(5000)
+    assert [sender for sender, _ in router.drain()] == [str(name)]
+    for line in lines[1:]:
+        line.send(Leave(name))
+    assert not router.socket.poll(500)
+    assert router.send(str(name), Drain())
+    assert lines[0].socket.poll(5000)
+    assert not any(line.pending for line in lines[1:])
+    for socket in (*lines, router):
+        socket.close()
+    for wiring in (worker, *strangers, server):
+        wiring.close()
