@@ -26,6 +26,7 @@ DOCUMENT = describe(MODEL, asks_for_keys=True, asks_for_admin_key=True)
 OPERATIONS = [(method.upper(), path) for path, operations in DOCUMENT["paths"].items() for method in operations]
 MODES = {"as described": GenerationMode.POSITIVE, "otherwise": GenerationMode.NEGATIVE}
 LEFT_OUT = {
+    "not_a_server_error",  # a deadline may be a microsecond, and is then a 504; a 500 is refused below
     "positive_data_acceptance",  # what a document cannot say is refused too: lengths in tokens, pairs of fields
     "negative_data_rejection",  # null means "left out" and whole floats are integers: more is taken than is described
 }
@@ -69,7 +70,8 @@ def fuzz(method: str, path: str, mode: str, num_examples: int, document: dict[st
         @given(case=operation.as_strategy(MODES[mode]))
         def keeps_to_it(case: schemathesis.Case) -> None:
             headers = {"Authorization": "Bearer operator"}
-            case.call_and_validate(base_url=url, session=session, headers=headers, checks=CHECKED, timeout=30)
+            answer = case.call_and_validate(base_url=url, session=session, headers=headers, checks=CHECKED, timeout=30)
+            assert answer.status_code in (504, *range(500)), answer.text
 
         keeps_to_it()
     return world
@@ -93,7 +95,7 @@ def test_every_answer_is_one_that_the_document_describes(method: str, path: str,
 @pytest.mark.full
 @pytest.mark.parametrize(("method", "path", "mode"), [case for case in CASES if case[0] == "POST"])
 def test_every_answer_is_one_that_the_document_describes_at_length(method: str, path: str, mode: str) -> None:
-    world = fuzz(method, path, mode, num_examples=500)
+    world = fuzz(method, path, mode, num_examples=300)
     assert world.dispatcher.num_unfinished == 0
     assert not world.state.jobs.jobs
 
