@@ -19,7 +19,7 @@ RETRY_S = 0.05
 
 
 class Refused(Exception):
-    """An error status, or an error event in mid-stream; `status` is 200 for the latter."""
+    """An error status, an error event in mid-stream, or a stream that ends without its last line; `status` is 200 then."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status}: {text}")
@@ -55,6 +55,8 @@ def listen(cluster: Cluster, body: dict[str, Any], on_event: Callable[[Heard], N
         if response.status_code != 200:
             raise Refused(response.status_code, response.read().decode())
         for line in response.iter_lines():
+            if line == "data: [DONE]":
+                return heard
             if not line.startswith("data: {"):
                 continue
             event = json.loads(line.removeprefix("data: "))
@@ -69,7 +71,7 @@ def listen(cluster: Cluster, body: dict[str, Any], on_event: Callable[[Heard], N
             heard.first_wait_s = heard.first_wait_s or wait
             heard.longest_wait_s = max(heard.longest_wait_s, wait)
             on_event(heard)
-    return heard
+    raise Refused(200, "the stream ended without [DONE]")
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,6 @@ class Ask:
         if self.body.get("temperature") != 0:
             return False
         return same_greedy({"choices": [{"token_ids": choice.token_ids}]}, {"choices": [quiet]})
-
 
     def difference(self, index: int, choice: Choice) -> str:
         """Where the answer leaves the quiet one, for a test's report."""

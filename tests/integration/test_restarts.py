@@ -1,0 +1,136 @@
+"""The gateway and the launcher end under load and are started again on their ports; the workers of each as they should."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from threading import Event
+
+import httpx
+import pytest
+from cluster import TINY_FLAGS, Cluster, until
+from load import Ask, Heard, Load, Refused, conversations, greedy, listen, some
+
+pytestmark = pytest.mark.full
+FLAGS = (*TINY_FLAGS, "--dtype", "float32", "--local-prefill-tokens", "0", "--drain-timeout", "1")
+CANCELLED_WITHIN_S = 5.0 + 2.0
+"""Of a gateway's silence (limits.gateway_silence_s), and for the end to be reported."""
+BROKEN = (httpx.TransportError, Refused)
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A gateway, a prefill and two decode workers that no launcher looks after."""
+    cluster = Cluster(tmp_path_factory.mktemp("by-hand"), *FLAGS, command="gateway")
+    try:
+        for name in ("prefill-0", "decode-0", "decode-1"):
+            cluster.join(name.partition("-")[0], name, *FLAGS)
+        cluster.wait_until_ready()
+        cluster.wait_for_workers(1, 2)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def hit_lengths(cluster: Cluster, asks: list[Ask]) -> list[int]:
+    return [cluster.complete(**ask.body)["usage"]["headstart"]["decode_prefix_len"] for ask in asks]
+
+
+def start_endless(pool: ThreadPoolExecutor, cluster: Cluster) -> Future[Heard]:
+    """A stream that will not end by itself, once it has brought something."""
+    begun = Event()
+    stream = pool.submit(listen, cluster, greedy(some(Random(70), 50), 7000), lambda heard: begun.set())
+    assert begun.wait(30)
+    return stream
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_gateway_that_is_restarted_under_load_finds_its_workers_and_their_caches(
+    by_hand: Cluster, number: signal.Signals
+) -> None:
+    talks = conversations(by_hand, 3, 3)
+    deepest = [turns[-1] for turns in talks]
+    before = {name: process.pid for name, process in by_hand.joined.items()}
+    found = hit_lengths(by_hand, deepest)
+    with Load(by_hand, talks) as load, ThreadPoolExecutor(1) as pool:
+        load.wait_for_answers(4)
+        endless = start_endless(pool, by_hand)
+        by_hand.process.send_signal(number)
+        by_hand.process.wait(timeout=30)
+        with pytest.raises(BROKEN) as broken:
+            endless.result(timeout=10)
+        by_hand.start()
+        by_hand.wait_until_ready()
+        by_hand.wait_for_workers(1, 2)
+        load.wait_for_answers(4)
+        errors = load.take_errors()
+        load.wait_for_answers(8)
+    print(f"\n{number.name}: the long stream ended with {broken.value!r}; {len(errors)} refusals while it was away")
+    assert not load.count.errors, "of requests that the new gateway took"
+    assert load.count.damage == (0, 0, 0)
+    by_hand.wait_until_free(timeout_s=CANCELLED_WITHIN_S)
+    assert {name: process.pid for name, process in by_hand.joined.items() if process.poll() is None} == before
+    assert all(now >= then > 0 for now, then in zip(hit_lengths(by_hand, deepest), found, strict=True))
+
+
+def test_requests_of_a_gateway_that_does_not_come_back_are_cancelled_within_its_silence(by_hand: Cluster) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        endless = start_endless(pool, by_hand)
+        by_hand.process.kill()
+        by_hand.process.wait()
+        with pytest.raises(BROKEN):
+            endless.result(timeout=10)
+    time.sleep(CANCELLED_WITHIN_S)
+    by_hand.start()
+    by_hand.wait_until_ready()
+    by_hand.wait_for_workers(1, 2)
+    by_hand.wait_until_free(timeout_s=5.0)
+    assert sum(by_hand.counter(name, "left_by_gateway") for name in ("decode-0", "decode-1")) == 1
+
+
+def descendants(pid: int) -> set[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    found = {int(word) for word in children.read_text().split()} if children.exists() else set()
+    return found.union(*(descendants(child) for child in found))
+
+
+def lives(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_launcher_that_is_killed_under_load_leaves_no_process_and_no_port_and_starts_again(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, *FLAGS)
+    try:
+        cluster.wait_until_ready()
+        talks = conversations(cluster, 2, 2)
+        children = descendants(cluster.process.pid)
+        assert len(children) >= 3
+        with Load(cluster, talks) as load:
+            load.wait_for_answers(4)
+            os.kill(cluster.process.pid, signal.SIGKILL)
+            cluster.process.wait()
+            until(lambda: not any(map(lives, children)), "the end of its children", 5)
+            assert is_free(cluster.port)
+            assert is_free(cluster.control_port)
+            cluster.start()
+            cluster.wait_until_ready()
+            load.wait_for_answers(2)
+            load.take_errors()
+            load.wait_for_answers(4)
+        assert not load.count.errors
+        assert load.count.damage == (0, 0, 0)
+        cluster.wait_until_free()
+    finally:
+        cluster.stop()
+    assert not descendants(os.getpid()) & children
