@@ -107,7 +107,8 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     transport = _transport(settings, worker, executor)
     digests = HostDigests(executor.pool.host_bytes())
     parts = _Parts(kv_spec, pool, step, transport.descriptor(), executor.pool.region.page_bytes, vocab_size)
-    scheduler_spec = _scheduler_spec(spec, worker, parts, resolve_verify(settings.transfer, device))
+    verifies = resolve_verify(settings.transfer, device)
+    scheduler_spec = _scheduler_spec(spec, worker, parts, verifies)
     scheduler_ports = SchedulerPorts(transport, digests, ports.clock, ports.send)
     tape = open_tape(settings.record, str(worker), scheduler_spec)
     scheduler: Scheduler
@@ -121,6 +122,7 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
         "pool_tokens": pool.num_tokens,
         "chunked_prefill_size": step.chunked_prefill_size,
         "local_prefill_tokens": step.local_prefill_tokens,
+        "verify_transfers": verifies,
         "threads": config.num_threads,
         "load_s": loaded - began,
         "warm_up_s": warm - loaded,

@@ -9,6 +9,7 @@ from headstart.config.resolve import (
     auto_chunk,
     resolve_pool,
     resolve_step,
+    resolve_verify,
     threads_for,
 )
 from headstart.config.settings import (
@@ -116,6 +117,14 @@ def test_several_keys_are_given_with_commas_and_none_is_empty() -> None:
 def test_a_tenants_share_of_the_cache_is_whole_pages_of_the_pool(share: float, num_pages: int | None) -> None:
     cache = CacheSettings(page_size=16, max_total_tokens=16_000, tenant_cache_share=share)
     assert resolve_pool(WorkerSettings(cache=cache), CPU, SMALL).owner_pages == num_pages
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "verifies"),
+    [("auto", "cpu", True), ("auto", "cuda", False), ("on", "cuda", True), ("off", "cpu", False)],
+)
+def test_transfers_are_verified_where_it_costs_little_or_where_asked(setting: str, device: str, verifies: bool) -> None:
+    assert resolve_verify(TransferSettings(verify_transfers=setting), device) is verifies
 
 
 def test_page_size_follows_the_device() -> None:
