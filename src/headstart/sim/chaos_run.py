@@ -259,6 +259,7 @@ class ChaosRun:
             assert answer.end is not None
             assert (asked.reader.text, answer.token_ids, answer.end.num_tokens) == (text, expected, len(expected))
             self.tally.counts["ended by stop strings"] += num_read < len(unstopped)
+            self.tally.counts["with penalties"] += request.sampling.frequency_penalty != 0.0
             self.tally.ends["finished"] += 1
         else:
             error = handle.error

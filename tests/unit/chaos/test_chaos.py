@@ -14,7 +14,7 @@ from headstart.sim.chaos_run import SeedFailed, run_seed
 BATCH = 25
 HAPPENINGS = (
     *("kills of decode workers", "kills of prefill workers", "stalls", "messages harmed", "digest_mismatches"),
-    "ended by stop strings",
+    *("ended by stop strings", "with penalties"),
 )
 
 
