@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from headstart.core.layout import PoolRegion
 from headstart.core.messages import Join, Message, Prefill, WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.contract import Scheduler
 from headstart.sim.blank import BlankExecutor, Tape
 from headstart.sim.clock import VirtualClock
 from headstart.sim.executor import FakeExecutor, Model
@@ -65,28 +64,19 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     ports = SchedulerPorts(transport, device.digests, around.clock, send)
     parts = _scheduler_spec(ref, is_prefill, transport.descriptor(), around)
     if around.open_tape is None:
-        scheduler = scheduler_over(parts, ports, cache)
-        driven: Scheduler = scheduler
+        scheduler, recorded = scheduler_over(parts, ports, cache), None
     else:
         recorder = Recorder(around.open_tape(str(ref), parts), around.clock)
         scheduler = scheduler_over(parts, recorded_ports(ports, recorder), cache)
         recorder.built()
-        driven = RecordedScheduler(scheduler, recorder, spec.page_size)
+        recorded = RecordedScheduler(scheduler, recorder, spec.page_size)
     capacity = spec.prefill.capacity_tokens if is_prefill else spec.decode.context_len
     join = Join(ref, PREFILL if is_prefill else DECODE, spec.kv_spec, f"sim://{ref}", capacity, lock_domain="sim")
-    worker = SimWorker(join, Organs(scheduler, cache, transport, device.executor, driven), around.clock, send, number)
+    worker = SimWorker(join, Organs(scheduler, cache, transport, device.executor, recorded), around.clock, send, number)
     if spec.modelling.jumps and not is_prefill:
         way = Way(partial(around.control.send_late, str(ref)), spec.timing.control_delay_s[0])
         worker.leap(way)
     return worker
-
-
-def _scheduler_spec(ref: WorkerRef, is_prefill: bool, descriptor: bytes, around: Surroundings) -> SchedulerSpec:
-    spec = around.spec
-    if is_prefill:
-        return PrefillSpec(ref, spec.kv_spec, spec.prefill, spec.prefill_pages, descriptor)
-    verifies = spec.verify_transfers and spec.modelling.content != "none"
-    return DecodeSpec(ref, spec.kv_spec, spec.decode, spec.decode_pages, descriptor, spec.page_bytes, verifies=verifies)
 
 
 def _scheduler_spec(ref: WorkerRef, is_prefill: bool, descriptor: bytes, around: Surroundings) -> SchedulerSpec:
