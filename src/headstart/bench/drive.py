@@ -12,7 +12,7 @@ from headstart.bench.context import Context, TextContext, TokenContext
 from headstart.bench.dialects import Prompt
 from headstart.bench.errors import BenchError
 from headstart.bench.records import Answer, Asked, Record
-from headstart.bench.reuse import ReuseIndex
+from headstart.bench.reuse import ReuseIndex, chain_of
 from headstart.bench.workload import Session, TokenSource, Turn
 from headstart.core.clock import Clock
 
@@ -136,12 +136,14 @@ class Player:
         asked = Asked(self._session.name, index, self._session.group, turn.output_len)
         prompt = context.prompt(turn)
         if isinstance(prompt, list):
-            asked = replace(asked, prompt_len=len(prompt), possible_len=stage.reuse.longest(prompt))
-            stage.reuse.add(prompt)
+            chain = chain_of(prompt)
+            asked = replace(asked, prompt_len=len(prompt), possible_len=stage.reuse.longest(chain, len(prompt)))
+            stage.reuse.add(chain)
         answer = await stage.client.ask(prompt, turn.output_len)
         context.answered(answer)
         if isinstance(prompt, list):
-            stage.reuse.add((prompt + list(answer.token_ids))[:-1])  # nobody computed the last token's KV
+            computed = (prompt + list(answer.token_ids))[:-1]  # nobody computed the last token's KV
+            stage.reuse.add(chain_of(computed, chain))
         late_s = 0.0 if due_s is None else max(0.0, answer.sent_s - due_s)
         record = Record(replace(asked, late_s=late_s), answer)
         stage.on_record(record)

@@ -1,34 +1,41 @@
 """How much of a prompt earlier requests already held: the most any prefix cache could have reused."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 BLOCK_SIZE = 16
 
+Chain = tuple[int, ...]
+"""Of a context's prefixes of 1, 2, ... whole blocks of 16 tokens, a hash each."""
+
 
 class ReuseIndex:
-    """Every prefix, in whole blocks of 16 tokens, of every context that was sent or answered."""
+    """Every prefix, in whole blocks, of every context that was sent or answered."""
 
     def __init__(self) -> None:
-        self._chains: set[int] = set()
+        self._known: set[int] = set()
 
-    def longest(self, tokens: list[int]) -> int:
-        """Tokens of the longest known prefix. At least one token is always left to compute."""
+    def longest(self, chain: Chain, num_tokens: int) -> int:
+        """Tokens of the longest known prefix of a prompt. At least one of its `num_tokens` is always left to compute."""
         length = 0
-        for chain in _chains(tokens[: len(tokens) - 1]):
-            if chain not in self._chains:
+        for prefix in chain[: (num_tokens - 1) // BLOCK_SIZE]:
+            if prefix not in self._known:
                 break
             length += BLOCK_SIZE
         return length
 
-    def add(self, tokens: list[int]) -> None:
-        self._chains.update(_chains(tokens))
+    def add(self, chain: Chain) -> None:
+        self._known.update(chain)
 
 
-def _chains(tokens: list[int]) -> list[int]:
-    data = np.asarray(tokens, np.int32).tobytes()
+def chain_of(tokens: Sequence[int], before: Chain = ()) -> Chain:
+    """The chain of a context. `before` is that of its beginning, where it is known."""
+    start = len(before) * BLOCK_SIZE
+    data = np.asarray(tokens[start:], np.int32).tobytes()
     step = BLOCK_SIZE * 4
-    chain, chains = 0, []
-    for start in range(0, len(data) - step + 1, step):
-        chain = hash((chain, data[start : start + step]))
-        chains.append(chain)
-    return chains
+    prefix, chain = before[-1] if before else 0, list(before)
+    for begin in range(0, len(data) - step + 1, step):
+        prefix = hash((prefix, data[begin : begin + step]))
+        chain.append(prefix)
+    return tuple(chain)
