@@ -118,3 +118,12 @@ def test_time_goes_on_when_every_worker_is_dead_or_stalled_with_writes_open() ->
     for _ in range(200):
         world.step()
     assert world.clock.now() > before + 1.0
+
+
+def test_a_worker_with_nothing_to_do_for_a_minute_is_still_trusted() -> None:
+    world = World()
+    world.run_for(60.0)
+    handle = world.submit(world.request(range(12)))
+    world.finish()
+    assert handle.finished is not None
+    assert world.load("decode-0")["prefill_calls"] == 1
