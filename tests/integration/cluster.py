@@ -25,7 +25,7 @@ TINY = {
 }
 TINY_FLAGS = ("--load-format", "dummy", "--json-model-override-args", json.dumps(TINY))
 """The demo model's tokenizer over random weights: steps of a few milliseconds."""
-START_S = 120.0
+START_S = 180.0
 REPORT_S = 0.2
 """A heartbeat may carry a load that is this old."""
 Worker = dict[str, Any]
@@ -187,7 +187,7 @@ class Cluster:
         self.joined[name] = self._spawn(role, *at, *flags, log=log, before=before, **environment)
         return self.joined[name]
 
-    def wait_for_workers(self, num_prefill: int, num_decode: int, timeout_s: float = 90.0) -> None:
+    def wait_for_workers(self, num_prefill: int, num_decode: int, timeout_s: float = START_S) -> None:
         def all_here() -> bool:
             return (len(self.alive("prefill")), len(self.alive("decode"))) == (num_prefill, num_decode)
 

@@ -23,6 +23,8 @@ IDLE_S = 0.1
 """Longest sleep at all: keeps the loop's age small in every heartbeat."""
 PUBLISH_S = 0.1
 """How often the loop publishes its load."""
+STEP_PATIENCE_S = 10.0
+"""A step in flight for longer is a wedge: passes that wait for it are no signs of life. A chunk takes half a second."""
 
 
 class Inbox(Protocol):
@@ -73,7 +75,7 @@ class WorkerLoop:
     def __init__(self, parts: LoopParts, on_publish: Callable[[WorkerLoad], None] = lambda load: None) -> None:
         self._parts = parts
         self._on_publish = on_publish
-        self._step_in_flight = False
+        self._launched_at: float | None = None  # of the step in flight
         self._transfers_open = False
         self.published_at = float("-inf")
         self._drain_deadline: float | None = None
@@ -108,12 +110,12 @@ class WorkerLoop:
         for event in parts.transport.poll():
             scheduler.on_transfer(event)
         if (output := parts.executor.poll()) is not None:
-            self._step_in_flight = False
+            self._launched_at = None
             scheduler.update(output)
         wakeup = scheduler.advance()
-        if not self._step_in_flight and (batch := scheduler.schedule()) is not None:
+        if self._launched_at is None and (batch := scheduler.schedule()) is not None:
             parts.executor.launch(batch)
-            self._step_in_flight = True
+            self._launched_at = parts.clock.now()
         self.publish(parts.clock.now())
         return wakeup
 
@@ -124,10 +126,10 @@ class WorkerLoop:
         self.gave_up = load.gives_up
         self._transfers_open = load.inflight_pages > 0 or (parts.runs_are_transfers and load.num_running > 0)
         if not self.publishes(now):
-            parts.vitals.touch(now)
+            parts.vitals.touch(self._alive_at(now))
             return
         self.published_at = now
-        parts.vitals.publish(now, load)
+        parts.vitals.publish(self._alive_at(now), load)
         self._on_publish(load)
 
     def skip_pass(self, now: float) -> None:
@@ -135,7 +137,11 @@ class WorkerLoop:
         if self.publishes(now):
             self.publish(now)
         else:
-            self._parts.vitals.touch(now)
+            self._parts.vitals.touch(self._alive_at(now))
+
+    def _alive_at(self, now: float) -> float:
+        """When work last went on, of a pass that ends at `now`."""
+        return now if self._launched_at is None else min(now, self._launched_at + STEP_PATIENCE_S)
 
     def publishes(self, now: float) -> bool:
         """Whether a pass that ends at `now` publishes its load."""
@@ -156,6 +162,6 @@ class WorkerLoop:
             return None
         load = self._parts.scheduler.load()
         is_waited_for = load.inflight_pages and not load.gives_up
-        if not (load.num_running or load.num_waiting or is_waited_for or self._step_in_flight):
+        if not (load.num_running or load.num_waiting or is_waited_for or self._launched_at is not None):
             return True
         return False if self._parts.clock.now() >= self._drain_deadline else None

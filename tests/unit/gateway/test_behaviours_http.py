@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from text.small import END, byte_level
 
 from headstart.core.errors import ErrorCode
+from headstart.core.messages import Heartbeat, WorkerLoad
 
 from .scripted import Script, ScriptedWorld, chat_body, completion_body, run, saying
 
@@ -71,6 +73,19 @@ def test_behaviour_33_health_answers_while_every_place_is_taken_and_takes_none()
             await asyncio.gather(*held)
         assert len(world.requests) == 8
         assert world.dispatcher.num_unfinished == 0
+
+    run(go())
+
+
+def test_case_M2_health_is_bad_once_every_decode_worker_is_wedged_although_it_beats():
+    async def go():
+        world = ScriptedWorld()
+        async with world.client() as http:
+            assert (await http.get("/health")).status_code == 200
+            wedged = Heartbeat(world.worker, 31.0, WorkerLoad(num_running=3))
+            world.dispatcher.handle(f"hb:{world.worker}", wedged)
+            world.dispatcher.registry.judge(time.monotonic())
+            assert (await http.get("/health")).status_code == 503
 
     run(go())
 

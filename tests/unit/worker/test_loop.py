@@ -6,7 +6,7 @@ from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, BatchOutput, Row
 from headstart.core.messages import Drain, Flush, Message, WorkerLoad
 from headstart.transfer.contract import Completed, TransferEvent
-from headstart.worker.loop import IDLE_S, POLL_S, LoopParts, Vitals, WorkerLoop
+from headstart.worker.loop import IDLE_S, POLL_S, STEP_PATIENCE_S, LoopParts, Vitals, WorkerLoop
 
 
 @dataclass
@@ -120,6 +120,23 @@ def test_nothing_is_scheduled_while_a_step_is_in_flight() -> None:
     world.log.clear()
     loop.run_pass()
     assert world.log == ["advance"]
+
+
+def test_case_M2_a_step_that_never_ends_ages_the_loop_although_it_comes_round_and_a_long_one_does_not() -> None:
+    world = World(batches=[step(1)])
+    vitals = Vitals(0.0)
+    loop = WorkerLoop(LoopParts(world, Wire(world), Device(world), world, world, vitals, False))
+
+    def age_after(passed_s: float) -> float:
+        world.time += passed_s
+        loop.run_pass()
+        return world.time - vitals.read()[0]
+
+    assert age_after(0.0) == 0.0
+    assert age_after(STEP_PATIENCE_S) == 0.0, "a long chunk"
+    assert age_after(30.0) == 30.0
+    world.outputs = [BatchOutput(1)]
+    assert age_after(1.0) == 0.0
 
 
 def test_an_idle_loop_sleeps_long_and_one_with_open_transfers_polls() -> None:
