@@ -227,7 +227,11 @@ def test_a_strangers_notice_is_no_notice(payload: bytes) -> None:
     assert decode_notice(payload) is None or isinstance(CODECS[NOTICE.name].decode(payload), ChunkNotice)
 
 
-@pytest.mark.parametrize("payload", [b"\x81\xa4type\xa2\xff\xfe", b"\x81\xa1\xcb\x01", b"\x81\xa1x" + b"\x91" * 50_000])
+@pytest.mark.parametrize(
+    "payload",
+    [b"\x81\xa4type\xa2\xff\xfe", b"\x81\xa1\xcb\x01", b"\x81\xa1x" + b"\x91" * 50_000],
+    ids=["value", "key", "nested"],
+)
 def test_a_notice_whose_text_is_no_text_or_nested_beyond_any_stack_is_none(payload: bytes) -> None:
     assert decode_notice(payload) is None
 
