@@ -1,7 +1,7 @@
 """`--calibrate REPORT`: a cost model whose coefficients are fitted to the single requests of a benchmark report.
 
     decode step   fixed_s + row_s * tokens + request_s * rows + kv_token_s * distinct KV tokens + pair_s * pairs
-    prefill call  2 * link.latency_s + row_s * tokens + pair_s * pairs
+    prefill       2 * link.latency_s + row_s * tokens + pair_s * pairs, for calls that overlap together
     the rest of a request's time to first token: front.before_s
 
 Least squares with coefficients of 0 or more. A step of one worker takes longer by a share (`contention`) while the other
@@ -22,23 +22,23 @@ from headstart.bench.errors import BenchError
 from headstart.bench.report import load
 from headstart.config.errors import ConfigError
 from headstart.plan.cost import Contention, CostModel, FrontCoefficients, LinkCoefficients, StepCoefficients
-from headstart.plan.observations import Calls, Floats, Gaps, Seen, calls_of, gaps_of, seen_in
+from headstart.plan.observations import Floats, Gaps, Seen, Spells, gaps_of, seen_in, spells_of
 
 MESSAGE_S = 0.0003
 """One way between two processes of a machine: too short to be told apart in a client's times."""
-LEAST_GAPS, LEAST_CALLS = 50, 5
+LEAST_GAPS, LEAST_SPELLS = 50, 5
 NUM_TURNS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """`decode_error` and `call_error` are root mean squares of the residuals over the mean time."""
+    """`decode_error` and `prefill_error` are root mean squares of the residuals over the mean time."""
 
     costs: CostModel
     page_size: int
     context_len: int
     decode_error: float
-    call_error: float
+    prefill_error: float
 
 
 def calibrate(path: Path) -> Calibration:
@@ -57,16 +57,16 @@ def fit(runs: Sequence[dict[str, Any]], name: str) -> Calibration:
     server = _server(runs)
     requests = [seen_in(run) for run in runs]
     gaps = _joined([gaps_of(some) for some in requests], Gaps)
-    calls = _joined([calls_of(some) for some in requests], Calls)
+    spells = _joined([spells_of(some) for some in requests], Spells)
     if len(gaps.seconds) < LEAST_GAPS:
         raise ConfigError(f"{len(gaps.seconds)} gaps between tokens are too few for a fit; measure longer answers")
-    if len(calls.seconds) < LEAST_CALLS:
+    if len(spells.seconds) < LEAST_SPELLS:
         raise ConfigError(
-            f"{len(calls.seconds)} undisturbed calls to a prefill worker are too few for a fit; add a run with "
+            f"{len(spells.seconds)} times that a prefill worker was busy are too few for a fit; add a run with "
             "--max-concurrency 1 and prompts that share nothing"
         )
     decode, decode_slowed, decode_error = fit_decode(gaps)
-    prefill, latency_s, prefill_slowed, call_error = fit_prefill(calls)
+    prefill, latency_s, prefill_slowed, prefill_error = fit_prefill(spells)
     flat = [request for some in requests for request in some]
     front_s = max(0.0, float(np.mean([request.front_s for request in flat])) - 2 * MESSAGE_S)
     costs = CostModel(
@@ -80,10 +80,10 @@ def fit(runs: Sequence[dict[str, Any]], name: str) -> Calibration:
         contention=Contention(decode_slowed, prefill_slowed),
         notes=(
             f"decode: {len(gaps.seconds)} gaps, off by {decode_error:.1%} (root mean square)",
-            f"prefill: {len(calls.seconds)} undisturbed calls, off by {call_error:.1%} (root mean square)",
+            f"prefill: busy {len(spells.seconds)} times, off by {prefill_error:.1%} (root mean square)",
         ),
     )
-    return Calibration(costs, server["page_size"], server["max_model_len"], decode_error, call_error)
+    return Calibration(costs, server["page_size"], server["max_model_len"], decode_error, prefill_error)
 
 
 def fit_decode(gaps: Gaps) -> tuple[StepCoefficients, float, float]:
@@ -95,10 +95,10 @@ def fit_decode(gaps: Gaps) -> tuple[StepCoefficients, float, float]:
     return StepCoefficients(fixed, 0.0, kv_token, row, request, pair), slowed, error
 
 
-def fit_prefill(calls: Calls) -> tuple[StepCoefficients, float, float, float]:
-    """Coefficients, the link's latency, the share by which a busy decode worker slows a call, and the relative error."""
-    columns = np.stack([np.ones_like(calls.seconds), calls.new_tokens, calls.pair_tokens], axis=1)
-    coefficients, slowed, error = _fit_slowed(columns, calls.seconds - 2 * MESSAGE_S, calls.busy)
+def fit_prefill(spells: Spells) -> tuple[StepCoefficients, float, float, float]:
+    """Coefficients, the link's latency, the share by which a busy decode worker slows a step, and the relative error."""
+    columns = np.stack([np.ones_like(spells.seconds), spells.new_tokens, spells.pair_tokens], axis=1)
+    coefficients, slowed, error = _fit_slowed(columns, spells.seconds - 2 * MESSAGE_S, spells.busy)
     fixed, row, pair = coefficients
     return StepCoefficients(0.0, 0.0, 0.0, row, 0.0, pair), fixed / 2, slowed, error
 

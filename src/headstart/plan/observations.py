@@ -1,4 +1,4 @@
-"""What the requests of a benchmark report tell about steps: gaps between tokens, and calls to a prefill worker.
+"""What the requests of a benchmark report tell about steps: gaps between tokens, and what a prefill worker was busy with.
 
 A client sees the time between two tokens of an answer: one decode step, whose rows are the answers under way then. The
 decode worker tells how long each request waited for its prefill worker. Requests must have been sent to Headstart, one
@@ -166,29 +166,30 @@ def _overlap(calls: list[tuple[float, float]], begin: float, end: float) -> floa
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
-    """Calls to a prefill worker that had it for themselves. All [num_calls]."""
+class Spells:
+    """Times in which a prefill worker had one call or several that overlap: it works through all of them, whatever their
+    order. All [num_spells]."""
 
     seconds: Floats
     new_tokens: Floats
     pair_tokens: Floats
-    busy: Floats  # share of the call in which the decode worker had rows to run
+    busy: Floats  # share of the spell in which the decode worker had rows to run
 
 
-def calls_of(requests: list[Seen]) -> Calls:
-    remote = [request for request in requests if request.is_remote]
+def spells_of(requests: list[Seen]) -> Spells:
+    """Of one run."""
     answers = [(float(request.times[0]), float(request.times[-1])) for request in requests if len(request.times) > 1]
-    found = [_call(request, answers) for request in remote if _is_alone(request, remote)]
-    columns = np.array(found, dtype=np.float64).reshape(-1, 4)
-    return Calls(*columns.T)
-
-
-def _is_alone(request: Seen, remote: list[Seen]) -> bool:
-    begin, end = request.called
-    return not any(other is not request and other.called[0] < end and other.called[1] > begin for other in remote)
-
-
-def _call(request: Seen, answers: list[tuple[float, float]]) -> tuple[float, float, float, float]:
-    num_new = request.num_computed
-    held = request.prompt_len - 1 - num_new
-    return request.prefill_s, num_new, num_new * held + num_new * (num_new + 1) / 2, _overlap(answers, *request.called)
+    found = []
+    ended = float("-inf")
+    for request in sorted((request for request in requests if request.is_remote), key=lambda request: request.called):
+        begin, end = request.called
+        if begin >= ended:
+            found.append([begin, end, 0.0, 0.0])
+        spell = found[-1]
+        num_new = request.num_computed
+        held = request.prompt_len - 1 - num_new
+        spell[1] = ended = max(spell[1], end)
+        spell[2] += num_new
+        spell[3] += num_new * held + num_new * (num_new + 1) / 2
+    rows = [(end - begin, tokens, pairs, _overlap(answers, begin, end)) for begin, end, tokens, pairs in found]
+    return Spells(*np.array(rows, dtype=np.float64).reshape(-1, 4).T)

@@ -25,6 +25,7 @@ NO_CONTENTION = Contention()
 SOURCE = TokenSource(1000, 30_000)
 ALONE = NoReuse(10, Length(900, 0.05), Length(12))
 TOGETHER = SharedPrefix(2, 6, Length(512), Length(24), Length(40))
+CROWD = NoReuse(9, Length(600, 0.3), Length(32, 0.4))
 TALK = MultiTurn(4, 3, Length(300, 0.2), Length(40, 0.2), Length(24))
 
 
@@ -59,6 +60,7 @@ def calibrated(costs: CostModel) -> Calibration:
         measured(costs, TOGETHER, 4),
         measured(costs, TOGETHER, 12),
         measured(costs, TALK, 2),
+        measured(costs, CROWD, 3),
     ]
     return fit(runs, "runs of a simulation")
 
