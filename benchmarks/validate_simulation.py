@@ -4,7 +4,7 @@
 
 1. Serves the demo model, one prefill and one decode worker, and plays the calibration loads.
 2. Plays two loads that are not among them, five equal times each.
-3. Fits the costs (`headstart simulate --calibrate OUT/calibration.json` does the same), simulates the two loads, and
+3. Fits the costs (`headstart simulate --calibrate OUT/calibration.json --chunked-prefill-size 256` does the same), simulates the two loads, and
    prints predicted against measured with the spread of the five runs: (largest - smallest) / mean.
 4. Serves again with --record, plays the first load once, and replays the tapes: every decision must be made again.
 
@@ -218,7 +218,7 @@ def validate(quick: bool, out: Path) -> int:
     machine = machine_facts()
     save(out / "calibration.json", machine, fitted_rows)
     save(out / "measured.json", machine, rows)
-    found = calibrate(out / "calibration.json")
+    found = calibrate(out / "calibration.json", CHUNK)
     save_model(found.costs, out / "costs.json")
     lines: list[Line] = []
     for load in judged:

@@ -1,7 +1,7 @@
 """`--calibrate REPORT`: a cost model whose coefficients are fitted to the single requests of a benchmark report.
 
     decode step   fixed_s + row_s * tokens + request_s * rows + kv_token_s * distinct KV tokens + pair_s * pairs
-    prefill       2 * link.latency_s + row_s * tokens + pair_s * pairs, for calls that overlap together
+    prefill       2 * link.latency_s + fixed_s * steps + row_s * tokens + pair_s * pairs, for calls that overlap together
     the rest of a request's time to first token: front.before_s
 
 Least squares with coefficients of 0 or more. A step of one worker takes longer by a share (`contention`) while the other
@@ -41,19 +41,20 @@ class Calibration:
     prefill_error: float
 
 
-def calibrate(path: Path) -> Calibration:
-    """Fit to every run of a report. Raises ConfigError where it does not hold what a fit needs."""
+def calibrate(path: Path, chunk_tokens: int | None = None) -> Calibration:
+    """Fit to every run of a report. `chunk_tokens`: most tokens of a prefill step; where it is not known, steps cost
+    nothing besides their tokens. Raises ConfigError where the report does not hold what a fit needs."""
     try:
         report = load(path)
     except BenchError as error:
         raise ConfigError(f"--calibrate: {error}") from error
     try:
-        return fit(report["runs"], path.name)
+        return fit(report["runs"], path.name, chunk_tokens)
     except ConfigError as error:
         raise ConfigError(f"--calibrate {path}: {error}") from error
 
 
-def fit(runs: Sequence[dict[str, Any]], name: str) -> Calibration:
+def fit(runs: Sequence[dict[str, Any]], name: str, chunk_tokens: int | None = None) -> Calibration:
     server = _server(runs)
     requests = [seen_in(run) for run in runs]
     gaps = _joined([gaps_of(some) for some in requests], Gaps)
@@ -66,7 +67,7 @@ def fit(runs: Sequence[dict[str, Any]], name: str) -> Calibration:
             "--max-concurrency 1 and prompts that share nothing"
         )
     decode, decode_slowed, decode_error = fit_decode(gaps)
-    prefill, latency_s, prefill_slowed, prefill_error = fit_prefill(spells)
+    prefill, latency_s, prefill_slowed, prefill_error = fit_prefill(spells, chunk_tokens)
     flat = [request for some in requests for request in some]
     front_s = max(0.0, float(np.mean([request.front_s for request in flat])) - 2 * MESSAGE_S)
     costs = CostModel(
@@ -95,12 +96,14 @@ def fit_decode(gaps: Gaps) -> tuple[StepCoefficients, float, float]:
     return StepCoefficients(fixed, 0.0, kv_token, row, request, pair), slowed, error
 
 
-def fit_prefill(spells: Spells) -> tuple[StepCoefficients, float, float, float]:
+def fit_prefill(spells: Spells, chunk_tokens: int | None) -> tuple[StepCoefficients, float, float, float]:
     """Coefficients, the link's latency, the share by which a busy decode worker slows a step, and the relative error."""
-    columns = np.stack([np.ones_like(spells.seconds), spells.new_tokens, spells.pair_tokens], axis=1)
+    ones = np.ones_like(spells.seconds)
+    steps = 0 * ones if chunk_tokens is None else np.ceil(spells.new_tokens / chunk_tokens)
+    columns = np.stack([ones, steps, spells.new_tokens, spells.pair_tokens], axis=1)
     coefficients, slowed, error = _fit_slowed(columns, spells.seconds - 2 * MESSAGE_S, spells.busy)
-    fixed, row, pair = coefficients
-    return StepCoefficients(0.0, 0.0, 0.0, row, 0.0, pair), fixed / 2, slowed, error
+    fixed, step, row, pair = coefficients
+    return StepCoefficients(step, 0.0, 0.0, row, 0.0, pair), fixed / 2, slowed, error
 
 
 def _fit_slowed(columns: Floats, seconds: Floats, busy: Floats) -> tuple[list[float], float, float]:

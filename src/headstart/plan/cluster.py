@@ -49,7 +49,9 @@ class Deployment:
 def deployment_of(options: DeploymentOptions) -> Deployment:
     """Everything resolved. Raises ConfigError."""
     cluster, limits = options.cluster, options.limits
-    hardware = hardware_of(options.cost, options.sheet_rates, cluster.mem_fraction_static)
+    chunk = limits.chunked_prefill_size
+    chunk_tokens = None if chunk == "auto" else chunk
+    hardware = hardware_of(options.cost, options.sheet_rates, cluster.mem_fraction_static, chunk_tokens)
     if cluster.naive_attention:
         hardware = replace(hardware, costs=replace(hardware.costs, prefix_shared=False))
     return Deployment(
@@ -60,10 +62,13 @@ def deployment_of(options: DeploymentOptions) -> Deployment:
     )
 
 
-def hardware_of(cost: CostOptions, rates: SheetOptions, mem_fraction: float) -> Hardware:
-    """From a file of coefficients, or from a card's data sheet and a model's shape."""
+def hardware_of(
+    cost: CostOptions, rates: SheetOptions, mem_fraction: float, chunk_tokens: int | None = None
+) -> Hardware:
+    """From measurements (of prefill steps of up to `chunk_tokens`), from a file of coefficients, or from a card's data sheet
+    and a model's shape."""
     if cost.calibrate:
-        found = calibrate(Path(cost.calibrate))
+        found = calibrate(Path(cost.calibrate), chunk_tokens)
         return Hardware(found.costs, context_len=found.context_len, page_size=found.page_size)
     if cost.sheet:
         return Hardware(load_model(Path(cost.sheet)))

@@ -16,10 +16,10 @@ from headstart.plan.cost import Contention, CostModel, FrontCoefficients, LinkCo
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
 from headstart.plan.simulate import simulated_row
 
-PAGE_SIZE = 16
+PAGE_SIZE, CHUNK = 16, 256
 OPTIONS = DeploymentOptions(
     cluster=ClusterOptions(page_size=PAGE_SIZE),
-    limits=LimitOptions(chunked_prefill_size=256, local_prefill_tokens=PAGE_SIZE),
+    limits=LimitOptions(chunked_prefill_size=CHUNK, local_prefill_tokens=PAGE_SIZE),
 )
 NO_CONTENTION = Contention()
 SOURCE = TokenSource(1000, 30_000)
@@ -37,7 +37,7 @@ def cost_model(contention: Contention = NO_CONTENTION) -> CostModel:
         decode=StepCoefficients(
             fixed_s=0.024, weights_s=0.0, kv_token_s=1.5e-6, row_s=1.2e-3, request_s=0.0, pair_s=5e-7
         ),
-        prefill=StepCoefficients(fixed_s=0.0, weights_s=0.0, kv_token_s=0.0, row_s=1.1e-3, request_s=0.0, pair_s=2e-7),
+        prefill=StepCoefficients(fixed_s=0.02, weights_s=0.0, kv_token_s=0.0, row_s=1.1e-3, request_s=0.0, pair_s=2e-7),
         link=LinkCoefficients(0.003, 0.0),
         front=FrontCoefficients(before_s=0.004, message_s=0.0003),
         contention=contention,
@@ -62,7 +62,7 @@ def calibrated(costs: CostModel) -> Calibration:
         measured(costs, TALK, 2),
         measured(costs, CROWD, 3),
     ]
-    return fit(runs, "runs of a simulation")
+    return fit(runs, "runs of a simulation", CHUNK)
 
 
 @pytest.mark.parametrize("contention", [NO_CONTENTION, Contention(0.4, 0.3)])
