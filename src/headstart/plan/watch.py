@@ -10,7 +10,7 @@ from headstart.core.messages import WorkerLoad
 from headstart.sim.world import World
 
 FIRST_STEP_S = 0.01
-MOST_LOOKS = 16_000
+MOST_LOOKS = 8_000
 """Samples times workers: with more, every other sample is dropped and the step doubles."""
 SAMPLES = (64, 512)
 """At least and at most, whatever the number of workers."""
