@@ -36,7 +36,8 @@ def here_and_there(tmp_path: Path) -> Iterator[tuple[Cluster, Island]]:
             try:
                 for name in WORKERS:
                     is_there = name.endswith("1")
-                    devices = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": other.device if is_there else other.bridge}
+                    device = other.device if is_there else other.bridge
+                    devices = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": device, "UCX_TCP_BRIDGE_ENABLE": "y"}
                     before = other.inside if is_there else ()
                     cluster.join(name.partition("-")[0], name, *flags, before=before, **devices)
                 cluster.wait_until_ready()
