@@ -69,6 +69,20 @@ def test_a_refused_operation_changes_nothing_and_says_which_key_it_needs():
     run(go())
 
 
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+def test_a_page_of_another_site_cannot_operate_a_server_that_trusts_its_machine(site, status):
+    async def go():
+        world = ScriptedWorld()
+        async with world.client(headers={"Sec-Fetch-Site": site}) as http:
+            for method, path in ADMIN_PATHS:
+                assert (await http.request(method, path)).status_code == status
+        assert bool(world.flushes) == (status == 200)
+
+    run(go())
+
+
 def test_the_admin_key_is_a_tenant_of_its_own():
     async def go():
         world = ScriptedWorld(keys=KeyRing(("alpha",), "operator"))

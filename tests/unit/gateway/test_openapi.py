@@ -93,9 +93,11 @@ def test_every_answer_is_one_that_the_document_describes(method: str, path: str,
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("method", "path", "mode"), [case for case in CASES if case[0] == "POST"])
+@pytest.mark.parametrize(
+    ("method", "path", "mode"), [case for case in CASES if case[0] == "POST" and case[1] != "/flush_cache"]
+)
 def test_every_answer_is_one_that_the_document_describes_at_length(method: str, path: str, mode: str) -> None:
-    world = fuzz(method, path, mode, num_examples=300)
+    world = fuzz(method, path, mode, num_examples=150)
     assert world.dispatcher.num_unfinished == 0
     assert not world.state.jobs.jobs
 

@@ -106,6 +106,9 @@ def _authenticate(state: GatewayState, request: Request) -> Tenant:
 
 
 def _authorize(state: GatewayState, request: Request) -> None:
+    """A page of another site, in a browser of a trusted machine, is nobody to trust: it may send, but not read."""
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise ApiError(403, "pages of other sites may not operate the server", code="cross_site")
     state.keys.authorize(request.headers.get("authorization", ""))
 
 

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 STATUSES = {
     400: "A field is wrong, or prompt and output cannot fit",
     401: "No valid key",
-    403: "Not the admin key",
+    403: "Not the admin key, or a page of another site",
     404: "Unknown model or path",
     408: "The body did not arrive in time",
     413: "The body is too large",
@@ -38,7 +38,7 @@ RUN_FAILURES = (500, 502, 503, 504)
 
 def describe(model: str, *, asks_for_keys: bool, asks_for_admin_key: bool) -> Json:
     """The document of a server with this model. The two claims say which operations want a bearer token."""
-    keyed, admin = (401,) * asks_for_keys, (401, 403) * asks_for_admin_key
+    keyed, admin = (401,) * asks_for_keys, (*(401,) * asks_for_admin_key, 403)
     generated = (*keyed, *BODY_REFUSALS, *RUN_FAILURES)
     paths = {
         "/v1/chat/completions": {"post": _generates("chat", _chat(model), generated)},
@@ -88,7 +88,7 @@ def _takes(name: str, body: Json, content: Json, failures: tuple[int, ...]) -> J
 
 
 def _generates(name: str, body: Json, failures: tuple[int, ...]) -> Json:
-    return _takes(name, body, _answers(_ANSWER) | {"text/event-stream": {"schema": {"type": "string"}}}, failures)
+    return _takes(name, body, _answers(_ANSWER) | {"text/event-stream": {}}, failures)
 
 
 def _probes(name: str) -> Json:
