@@ -26,8 +26,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup
 TEST_DIRS := tests/unit tests/contract tests/integration
-CONTROL_PLANE := $(wildcard $(addprefix src/headstart/,core wire config kv transfer/contract.py transfer/loopback.py \
-	scheduler gateway text observe sim plan))
+CONTROL_PLANE := $(wildcard $(addprefix src/headstart/,core wire config kv transfer/contract.py transfer/digest.py \
+	transfer/loopback.py scheduler gateway text observe sim plan))
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev serve test test-full test-gpu check format bench soak chaos fuzz mutations clean

@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 TORCH_FREE = ("core", "wire", "config", "kv", "observe", "text", "scheduler", "gateway", "sim", "plan")
 TORCH_FREE_FILES = (
     "transfer/contract.py",
+    "transfer/digest.py",
     "transfer/loopback.py",
     "transfer/nixl.py",
     "attention/plan.py",
