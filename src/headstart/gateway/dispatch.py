@@ -173,7 +173,7 @@ class Dispatcher:
             self._sweep(now)
         elif now >= self._next_deadline:
             self._expire(now)
-        is_idle = not self.num_unfinished and not self.flushes.is_open and not any(self.registry.all())
+        is_idle = not self._choices and not self.flushes.is_open and not any(self.registry.all())
         return None if is_idle else min(self._next_sweep, self._next_deadline)
 
     # ---- messages ----------------------------------------------------------------------------------------------------
@@ -255,9 +255,11 @@ class Dispatcher:
 
     def _on_cluster(self, sender: str, message: Join | Leave | WorkerExited | LauncherHello | KillRequest) -> None:
         now = self._clock.now()
+        is_repeat = isinstance(message, Join) and self.registry.get(message.worker) is not None
         for worker, died in self._cluster.handle(sender, message, now):
             self._lose(worker, now, died=died)
-        self._sweep(now)
+        if not is_repeat:
+            self._sweep(now)
 
     def _tell_stale(self, sender: str, ref: ChoiceRef) -> None:
         """Repeat to a worker that it no longer has this attempt, at most once in a while."""
@@ -351,8 +353,9 @@ class Dispatcher:
             message = f"prompt and max_tokens need {choice.num_tokens} tokens, more than any worker can hold"
             self._fail(choice, ErrorCode.TOO_LONG, message)
             return
-        able = [record for record in workers if record.is_alive and record.join.capacity_tokens >= choice.num_tokens]
-        free = [record for record in able if record.ref not in choice.refusals]
+        num_tokens = choice.num_tokens
+        able = [record for record in workers if record.is_alive and record.join.capacity_tokens >= num_tokens]
+        free = [record for record in able if record.ref not in choice.refusals] if choice.refusals else able
         if free:
             self._hand_over(choice, self._pick(choice, free), now)
         elif able and choice.num_setbacks == 0:

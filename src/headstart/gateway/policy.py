@@ -60,12 +60,15 @@ class PrefixAffinity:
         if len(candidates) == 1:
             return candidates[0]
         held = self.index.match(namespace, tokens)
-
-        def cost(record: WorkerRecord) -> tuple[int, float]:
-            queue = self.tokens_per_choice * load_of(record, self.open_choices)
-            return len(tokens) - held.get(record.ref, 0) + queue, self.rng.random()
-
-        return min(candidates, key=cost)
+        _, _, best = min(
+            (
+                self.tokens_per_choice * load_of(record, self.open_choices) - held.get(record.ref, 0),
+                self.rng.random(),
+                index,
+            )
+            for index, record in enumerate(candidates)
+        )
+        return candidates[best]
 
     def note(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
         self.index.record(namespace, tokens, worker)

@@ -18,10 +18,11 @@ class PrefixIndex:
         self._chunk_len = chunk_len
         self._max_chunks = max_chunks
         self._holders: OrderedDict[bytes, tuple[WorkerRef, ...]] = OrderedDict()
+        self._matched: tuple[bytes, Int32Array, list[bytes]] | None = None
 
     def record(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
         """`worker` is about to hold, or holds, KV of `tokens` [n]."""
-        for key in self._chain(namespace, tokens):
+        for key in self._chain_of(namespace, tokens):
             holders = self._holders.get(key, ())
             if worker not in holders:
                 holders = (*holders, worker)[-4:]
@@ -33,7 +34,7 @@ class PrefixIndex:
     def match(self, namespace: bytes, tokens: Int32Array) -> dict[WorkerRef, int]:
         """Tokens of the prompt each worker probably holds; workers that hold nothing are absent."""
         held: dict[WorkerRef, int] = {}
-        for depth, key in enumerate(self._chain(namespace, tokens), start=1):
+        for depth, key in enumerate(self._chain_of(namespace, tokens), start=1):
             holders = self._holders.get(key)
             if holders is None:
                 break
@@ -43,6 +44,14 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._holders)
+
+    def _chain_of(self, namespace: bytes, tokens: Int32Array) -> list[bytes]:
+        """A prompt is matched and recorded in a row: its chain is made once."""
+        if self._matched is not None and self._matched[1] is tokens and self._matched[0] == namespace:
+            return self._matched[2]
+        chain = list(self._chain(namespace, tokens))
+        self._matched = None if tokens.flags.writeable else (namespace, tokens, chain)
+        return chain
 
     def _chain(self, namespace: bytes, tokens: Int32Array) -> Iterator[bytes]:
         digest = namespace

@@ -48,7 +48,7 @@ class WorkerRecord:
 
     @property
     def may_return(self) -> bool:
-        return self.state in (WorkerState.ALIVE, WorkerState.SUSPECT)
+        return self.state is WorkerState.ALIVE or self.state is WorkerState.SUSPECT
 
 
 class Registry:

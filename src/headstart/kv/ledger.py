@@ -127,12 +127,12 @@ class PageLedger:
         unleased = self._unleased(pages)
         self._expect(unleased, self.state[unleased] != FREE, "held but free")
         np.add.at(self.readers, pages, _ONE)
-        self._settle(unleased)
+        self._settle(np.unique(unleased))
 
     def unhold(self, pages: Int32Array) -> None:
         np.subtract.at(self.readers, pages, _ONE)
         self._expect(pages, self.readers[pages] >= 0, "let go but not held")
-        self._settle(self._unleased(pages))
+        self._settle(np.unique(self._unleased(pages)))
 
     def check(self) -> None:
         """Raise InvariantError unless states, totals and the free list follow from the owner sets."""
@@ -165,17 +165,16 @@ class PageLedger:
         return states
 
     def _settle(self, pages: Int32Array) -> None:
-        """Bring the state of `pages` in line with their owners; pages that lost the last one join the free list."""
+        """Bring the state of `pages`, each named once, in line with their owners; pages that lost the last one join the free list."""
         if not len(pages):
             return
         changed = pages[self.state[pages] != self._classify(pages)]
         if not len(changed):
             return
-        changed = np.unique(changed)
         after = self._classify(changed)
         left = np.bincount(self.state[changed], minlength=5).tolist()
         entered = np.bincount(after, minlength=5).tolist()
-        freed = changed[after == FREE]
+        freed = np.sort(changed[after == FREE])
         self._free[self.num_free : self.num_free + len(freed)] = freed
         self.state[changed] = after
         self._totals = [total - out + come for total, out, come in zip(self._totals, left, entered, strict=True)]

@@ -9,7 +9,7 @@ One link per worker name, for its latest incarnation. A link takes calls while i
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -61,14 +61,20 @@ class Links:
         self._send = send
         self._counters = counters
         self._links: dict[str, Link] = {}
+        self._listed: tuple[PeerState, ...] | None = None  # the last list, while it would change nothing
+        self._due: float | None = None  # of `advance`; None where nothing is due or something has changed
+        self._is_settled = False  # `_due` is right
 
-    def membership(self, peers: Iterable[PeerState], now: float) -> tuple[list[WorkerRef], list[WorkerRef]]:
+    def membership(self, peers: tuple[PeerState, ...], now: float) -> tuple[list[WorkerRef], list[WorkerRef]]:
         """Take the gateway's list. Returns the incarnations proven ended, and those to fail requests over from.
 
         A gateway that was restarted may list a namesake of a worker that it never heard: it is proof of nothing.
         """
         ended: list[WorkerRef] = []
         lost: list[WorkerRef] = []
+        if peers == self._listed:
+            return ended, lost
+        self._listed, self._is_settled = peers, False
         listed = {peer.worker.name: peer for peer in peers}
         for name, link in self._links.items():
             if name not in listed and link.state != DEAD:
@@ -78,6 +84,7 @@ class Links:
             former = self._links.get(peer.worker.name)
             if former is not None and former.worker.incarnation > peer.worker.incarnation:
                 self._counters["stale_members"] += 1
+                self._listed = None
                 continue
             if former is None or former.worker != peer.worker:
                 self._links[peer.worker.name] = Link(peer, peer.state, now, now, now)
@@ -93,14 +100,16 @@ class Links:
         return ended, lost
 
     def exited(self, worker: WorkerRef) -> None:
-        if (link := self._links.get(worker.name)) is not None and link.worker == worker:
+        if (link := self._known(worker)) is not None:
             link.state = DEAD
+            self._listed = None
 
     def lost(self, peer: str) -> WorkerRef | None:
         """The transport to `peer` is closed: dead for requests until membership says otherwise."""
         for link in self._links.values():
             if str(link.worker) == peer:
                 link.state = DEAD
+                self._listed, self._is_settled = None, False
                 return link.worker
         return None
 
@@ -124,21 +133,23 @@ class Links:
 
     def mismatch(self, worker: WorkerRef) -> None:
         """A call came back as incompatible: no more on this pair."""
-        if (link := self._links.get(worker.name)) is not None and link.worker == worker:
+        if (link := self._known(worker)) is not None:
             link.handshake = Handshake.REFUSED
 
     def greet_again(self, worker: WorkerRef, now: float) -> None:
         """It could not write to us: its connection may be lost. It gets no calls before it has answered a Hello."""
-        link = self._links.get(worker.name)
-        if link is not None and link.worker == worker and link.handshake is Handshake.WELCOME:
+        link = self._known(worker)
+        if link is not None and link.handshake is Handshake.WELCOME:
             link.handshake, link.greeted_at, link.next_hello = Handshake.GREETING, now, now
 
     def busy(self, worker: WorkerRef, now: float) -> None:
-        if (link := self._links.get(worker.name)) is not None and link.worker == worker:
+        if (link := self._known(worker)) is not None:
             link.busy_until = now + BACKOFF_S
 
     def advance(self, now: float) -> float | None:
         """Repeat Hellos; returns when to come back."""
+        if self._is_settled and (self._due is None or now < self._due):
+            return self._due
         times: list[float] = []
         for link in self._links.values():
             if link.handshake is Handshake.GREETING and link.state != DEAD:
@@ -149,7 +160,8 @@ class Links:
                 if now < link.greeted_at + GREETING_PATIENCE_S:
                     times.append(link.greeted_at + GREETING_PATIENCE_S)
             times.extend(time for time in (link.busy_until, link.state_since + SUSPECT_PATIENCE_S) if now < time)
-        return min(times, default=None)
+        self._due, self._is_settled = min(times, default=None), True
+        return self._due
 
     def choose(
         self,
@@ -161,18 +173,22 @@ class Links:
     ) -> Link | NoLink:
         """The best-ranked worker that can take a prompt of `num_tokens` now; those not ranked come last, least used
         first. `usage(worker)` is (calls open there, their prompt tokens)."""
+
+        def takes(link: Link) -> bool:
+            if link.state != ALIVE or link.handshake is not Handshake.WELCOME or now < link.busy_until:
+                return False
+            num_calls, tokens = usage(link.worker)
+            return num_calls == 0 or tokens + num_tokens <= link.credit_tokens
+
+        for name in ranking:
+            ranked = self._links.get(name)
+            if ranked is not None and self._may_serve(ranked, num_tokens, excluded, now) and takes(ranked):
+                return ranked
         usable = [link for link in self._links.values() if self._may_serve(link, num_tokens, excluded, now)]
-        if not usable:
-            return NoLink.NEVER
-        place = {name: index for index, name in enumerate(ranking)}
-        used = {link.worker: usage(link.worker) for link in usable}
-        usable.sort(key=lambda link: (place.get(link.worker.name, len(place)), used[link.worker][1], link.worker.name))
-        for link in usable:
-            num_calls, tokens = used[link.worker]
-            takes_calls = link.state == ALIVE and link.handshake is Handshake.WELCOME and now >= link.busy_until
-            if takes_calls and (num_calls == 0 or tokens + num_tokens <= link.credit_tokens):
-                return link
-        return NoLink.LATER
+        others = [link for link in usable if link.worker.name not in ranking]
+        others.sort(key=lambda link: (usage(link.worker)[1], link.worker.name))
+        best = next((link for link in others if takes(link)), None)
+        return best or (NoLink.LATER if usable else NoLink.NEVER)
 
     def _may_serve(self, link: Link, num_tokens: int, excluded: set[WorkerRef], now: float) -> bool:
         """Whether waiting for `link` makes sense."""
@@ -184,9 +200,17 @@ class Links:
             return now < link.greeted_at + GREETING_PATIENCE_S
         return link.handshake is Handshake.WELCOME and num_tokens <= link.capacity_tokens
 
-    def _answered(self, sender: str, worker: WorkerRef) -> Link | None:
+    def _known(self, worker: WorkerRef) -> Link | None:
+        """The link to this incarnation, about to be changed."""
         link = self._links.get(worker.name)
-        if link is None or link.worker != worker or sender != str(worker):
+        if link is None or link.worker != worker:
+            return None
+        self._is_settled = False
+        return link
+
+    def _answered(self, sender: str, worker: WorkerRef) -> Link | None:
+        link = self._known(worker)
+        if link is None or sender != str(worker):
             self._counters["stray_messages"] += 1
             return None
         return link

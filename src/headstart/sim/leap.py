@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from headstart.core.messages import Tokens
 from headstart.scheduler.decode import OWN_STALL_S, DecodeScheduler
 from headstart.sim.blank import BlankExecutor
+from headstart.sim.cost import StepShape
 from headstart.worker.loop import PUBLISH_S, WorkerLoop
 
 
@@ -53,8 +54,10 @@ class Leaps:
         shape, cost, ends = self._executor.shape, self._executor.cost, self._ends
         if self._executor.step_s > OWN_STALL_S:  # the loop would think that it stood still
             num_free = 0
+        num_rows, num_new, context, unique, pairs = shape
         for ahead in range(len(ends), num_free + 1):
-            step_s = cost(shape.after(ahead))
+            grown = ahead * num_rows
+            step_s = cost(StepShape(num_rows, num_new, context + grown, unique + grown, pairs + grown))
             if step_s > OWN_STALL_S:
                 break
             ends.append(ends[-1] + step_s)

@@ -95,6 +95,7 @@ class WorkerLoop:
         """Loop until drained. True if everything finished in time."""
         while True:
             wakeup = self.run_pass()
+            self._take_stock()
             if drain_asked() or self.gave_up:
                 self.drain(drain_timeout_s)
             if (finished := self._drained()) is not None:
@@ -121,23 +122,19 @@ class WorkerLoop:
 
     def publish(self, now: float) -> None:
         """What a pass that ended at `now` says of itself."""
-        parts = self._parts
-        load = parts.scheduler.load()
-        self.gave_up = load.gives_up
-        self._transfers_open = load.inflight_pages > 0 or (parts.runs_are_transfers and load.num_running > 0)
+        vitals = self._parts.vitals
         if not self.publishes(now):
-            parts.vitals.touch(self._alive_at(now))
+            vitals.touch(self._alive_at(now))
             return
+        load = self._parts.scheduler.load()
         self.published_at = now
-        parts.vitals.publish(self._alive_at(now), load)
+        vitals.publish(self._alive_at(now), load)
         self._on_publish(load)
 
     def skip_pass(self, now: float) -> None:
-        """Say what a pass that ended at `now` and found nothing to do would have said."""
-        if self.publishes(now):
-            self.publish(now)
-        else:
-            self._parts.vitals.touch(self._alive_at(now))
+        """Be where a pass at `now` would have led that took one step's output and launched the next step."""
+        self._launched_at = now
+        self.publish(now)
 
     def _alive_at(self, now: float) -> float:
         """When work last went on, of a pass that ends at `now`."""
@@ -146,6 +143,12 @@ class WorkerLoop:
     def publishes(self, now: float) -> bool:
         """Whether a pass that ends at `now` publishes its load."""
         return now - self.published_at >= PUBLISH_S
+
+    def _take_stock(self) -> None:
+        """See whether the worker has to end, and how soon to look at the transport again."""
+        load, runs_are_transfers = self._parts.scheduler.load(), self._parts.runs_are_transfers
+        self.gave_up = load.gives_up
+        self._transfers_open = load.inflight_pages > 0 or (runs_are_transfers and load.num_running > 0)
 
     def _sleep_s(self, wakeup: float | None) -> float:
         parts = self._parts

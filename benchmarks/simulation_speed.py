@@ -1,0 +1,146 @@
+"""How fast clusters are simulated: requests per minute of one core, with jumps and without, and how the cost grows.
+
+python benchmarks/simulation_speed.py conversation_div8.jsonl --out bench-out/simulation-speed
+"""
+
+import argparse
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter, process_time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.bench.trace import TraceRequest, read_trace
+from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
+from headstart.plan.cluster import deployment_of
+from headstart.plan.options import ClusterOptions, CostOptions, DeploymentOptions, WorkerOptions
+from headstart.sim.spec import WorldSpec
+from headstart.sim.world import World
+
+WARM_S = 2.0
+VOCAB_SIZE = 30_000
+GROWTH_WORKERS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+GROWTH_REQUESTS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run. `running` is rows per decode step, `cpu_us` of one request."""
+
+    num_workers: int
+    num_requests: int
+    jumps: bool
+    running: float
+    wall_s: float
+    cpu_s: float
+    virtual_s: float
+    per_minute: float
+    peak_rss_mb: float
+
+
+class Traffic:
+    """A trace's requests, its times divided by `speed`, again and again with other tokens."""
+
+    def __init__(self, trace: list[TraceRequest], speed: float) -> None:
+        self._trace = trace
+        self._speed = speed
+        self._length_s = (trace[-1].at_s - trace[0].at_s) / speed
+
+    def __call__(self, num_requests: int) -> Iterator[tuple[float, Request]]:
+        for number in range(num_requests):
+            turn, index = divmod(number, len(self._trace))
+            row = self._trace[index]
+            at_s = turn * self._length_s + (row.at_s - self._trace[0].at_s) / self._speed
+            yield at_s, self._request(number, turn, row)
+
+    def _request(self, number: int, turn: int, row: TraceRequest) -> Request:
+        blocks = np.array(row.hash_ids, dtype=np.uint64) + np.uint64(turn << 32)
+        own = np.array([(1 << 62) + number], dtype=np.uint64)
+        num_own = row.input_len - len(blocks) * row.block_size
+        tokens = tokens_of(blocks, row.block_size).ravel()[: row.input_len]
+        prompt = np.concatenate((tokens, tokens_of(own, max(num_own, 0)).ravel()))
+        prompt.setflags(write=False)
+        stop = StopCriteria(row.output_len)
+        return Request(ChoiceRef(f"r{number}"), prompt, SamplingParams(seed=number), stop, b"", 36_000.0)
+
+
+def tokens_of(blocks: NDArray[np.uint64], block_size: int) -> NDArray[np.int32]:
+    """[num_blocks, block_size]: equal ids are equal tokens."""
+    mixed = (blocks[:, None] * np.uint64(0x9E3779B97F4A7C15)) ^ np.arange(block_size, dtype=np.uint64)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    return ((mixed >> np.uint64(33)) % np.uint64(VOCAB_SIZE)).astype(np.int32)
+
+
+def world_spec(num_workers: int, *, jumps: bool) -> WorldSpec:
+    """H100 cards with Qwen3-8B, half of them for prefill."""
+    options = DeploymentOptions(
+        cost=CostOptions(card="H100", model="Qwen3-8B"),
+        workers=WorkerOptions(num_workers // 2, num_workers - num_workers // 2),
+        cluster=ClusterOptions(),
+    )
+    spec = deployment_of(options).spec
+    return replace(spec, modelling=replace(spec.modelling, jumps=jumps))
+
+
+def simulate(spec: WorldSpec, arrivals: Iterator[tuple[float, Request]], num_requests: int) -> Result:
+    world = World(spec)
+    world.run_for(WARM_S)
+    began_s, wall_s, cpu_s = world.clock.now(), perf_counter(), process_time()
+    num_asked = num_finished = 0
+
+    def look_back() -> None:
+        """Forget what has ended, prompts and all."""
+        nonlocal num_finished
+        num_finished += sum(handle.finished is not None for handle in world.handles)
+        world.handles = [handle for handle in world.handles if not handle.is_done]
+
+    def ask_next() -> None:
+        """Only the next request exists before its time."""
+        asked = next(arrivals, None)
+        if asked is not None:
+            world.at(began_s + asked[0], partial(ask, asked[1]))
+
+    def ask(request: Request) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        world.submit(request)
+        if num_asked % 500 == 0:
+            look_back()
+        ask_next()
+
+    ask_next()
+    while num_asked < num_requests:
+        world.step()
+    while any(not handle.is_done for handle in world.handles):
+        world.run_for(0.1)
+    wall_s, cpu_s = perf_counter() - wall_s, process_time() - cpu_s
+    look_back()
+    if num_finished < num_requests:
+        raise SystemExit(f"{num_requests - num_finished} of {num_requests} requests did not finish")
+    loads = [worker.load().counters for name, worker in world.workers.items() if name.startswith("decode")]
+    rows = sum(load.get("output_tokens", 0) for load in loads) / max(1, sum(load.get("steps", 0) for load in loads))
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    virtual_s, jumps = world.clock.now() - began_s, spec.modelling.jumps
+    num_workers = spec.num_prefill + spec.num_decode
+    per_minute = 60 * num_requests / wall_s
+    return Result(num_workers, num_requests, jumps, rows, wall_s, cpu_s, virtual_s, per_minute, peak_mb)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path, help="Mooncake format")
+    parser.add_argument("--workers", type=int, default=64, help="half of them for prefill")
+    parser.add_argument("--requests", type=int, default=5719)
+    parser.add_argument("--speed", type=float, default=80.0, help="times of the trace are divided by this")
+    options = parser.parse_args()
+    traffic = Traffic(read_trace(options.trace), options.speed)
+    for jumps in (True, False):
+        print(simulate(world_spec(options.workers, jumps=jumps), traffic(options.requests), options.requests))
+
+
+if __name__ == "__main__":
+    main()
