@@ -121,6 +121,10 @@ class ScriptedWorld:
         records = self.dispatcher.registry.all()
         return [WorkerSample(record.ref.name, record.join.role, record.state.value, record.load) for record in records]
 
+    def say_finished(self, request: Request) -> None:
+        """End a choice that its script holds after one token."""
+        self._say(Finished(request.ref, "length", 1, STATS))
+
     def _say(self, message: Message) -> None:
         self.dispatcher.handle(str(self.worker), message)
 

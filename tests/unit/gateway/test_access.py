@@ -202,6 +202,28 @@ def test_long_prompts_that_wait_are_bounded_in_sum_and_one_alone_is_always_taken
     run(go())
 
 
+def test_overload_is_told_to_come_back_and_what_was_taken_is_served():
+    async def go():
+        world = ScriptedWorld(dispatch=DispatchLimits(max_unfinished=20))
+        world.script = saying("Hello world.", hold_after=1)
+        async with world.client() as http:
+            flood = [asyncio.create_task(http.post(CHAT, json=chat_body(deadline_s=30))) for _ in range(200)]
+            while sum(task.done() for task in flood) < 180:
+                await asyncio.sleep(0)
+            refused = [task.result() for task in flood if task.done()]
+            assert {(reply.status_code, reply.headers["retry-after"]) for reply in refused} == {(429, "1")}
+            assert world.dispatcher.num_unfinished == len(world.requests) == 20
+            while not all(choice.tokens for choice in world.dispatcher.iter_choices()):
+                await asyncio.sleep(0)
+            for request in world.requests:
+                world.say_finished(request)
+            served = await asyncio.gather(*(task for task in flood if not task.done()))
+            assert {reply.status_code for reply in served} == {200}
+            assert len(served) == 20
+
+    run(go())
+
+
 # ---- bodies ----------------------------------------------------------------------------------------------------------
 
 
