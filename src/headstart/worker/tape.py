@@ -11,6 +11,7 @@ A tape holds prompts and answers as token ids: its file is readable by its owner
 """
 
 import contextlib
+import logging
 import os
 import zlib
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from headstart.wire.channels import CHANNELS, Channel
 from headstart.wire.codec import Codec
 from headstart.wire.limits import WireLimits
 from headstart.worker.schedulers import DecodeSpec, PrefillSpec
+
+log = logging.getLogger(__name__)
 
 SUFFIX = ".tape"
 BUFFER_BYTES = 1 << 16
@@ -252,25 +255,27 @@ def int32_bytes(array: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> bytes:
 
 
 class TapeWriter:
-    """Appends to one file until it holds `max_bytes`. Raises no error of the disk: a tape must not end what it watches,
-    it stops and says so in `is_open`."""
+    """Appends to one file until it holds `max_bytes`. Raises no error of the disk: a tape must not end what it watches. It
+    stops, says so in the log, and is not `is_open` any more."""
 
-    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
+    def __init__(self, file: BinaryIO, max_bytes: int, path: Path) -> None:
         self._file = file
         self._encoder = msgpack.Encoder()
         self._room = max_bytes
+        self._path = path
         self._flushed_at = float("-inf")
         self.is_open = True
 
     @classmethod
     def create(cls, folder: Path, name: str, head: Head, max_bytes: int) -> "TapeWriter":
         """A new file of that name. Raises ConfigError where it cannot be made."""
+        path = folder / f"{name}{SUFFIX}"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            number = os.open(folder / f"{name}{SUFFIX}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            number = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"--record {folder}: {error.strerror or error}") from error
-        tape = cls(os.fdopen(number, "wb", BUFFER_BYTES), max_bytes)
+        tape = cls(os.fdopen(number, "wb", BUFFER_BYTES), max_bytes, path)
         tape._append(head)
         tape.flush()
         return tape
@@ -285,8 +290,8 @@ class TapeWriter:
     def flush(self) -> None:
         try:
             self._file.flush()
-        except OSError:
-            self.is_open = False
+        except OSError as error:
+            self._end(error.strerror or str(error))
 
     def close(self) -> None:
         self.is_open = False
@@ -297,12 +302,16 @@ class TapeWriter:
         body = self._encoder.encode(record)
         self._room -= _LENGTH_BYTES + len(body)
         if self._room < 0:
-            self.close()
+            self._end("it is full")
             return
         try:
             self._file.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
-        except OSError:
-            self.is_open = False
+        except OSError as error:
+            self._end(error.strerror or str(error))
+
+    def _end(self, reason: str) -> None:
+        log.warning("the tape ends here", extra={"tape": str(self._path), "reason": reason})
+        self.close()
 
 
 def open_tape(settings: RecordSettings, name: str, head: Head) -> TapeWriter | None:
