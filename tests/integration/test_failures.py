@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from random import Random
 
 import pytest
-from cluster import DEMO, TINY_FLAGS, Cluster, until
+from cluster import DEMO, TINY_FLAGS, Cluster, free_ports, until
 from load import same_greedy
 
 
@@ -99,17 +100,32 @@ def test_a_name_that_runs_already_is_refused(cluster: Cluster) -> None:
     del cluster.joined["prefill-0"]
 
 
-def test_a_taken_port_is_one_clear_line_before_anything_starts(cluster: Cluster) -> None:
-    refused = subprocess.run(
-        [sys.executable, "-m", "headstart.cli", "serve", "--port", str(cluster.port)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+@pytest.mark.parametrize("flag", ["--port", "--control-port"])
+def test_a_taken_port_is_one_clear_line_before_anything_starts(cluster: Cluster, flag: str) -> None:
+    port = cluster.port if flag == "--port" else cluster.control_port
+    free = {"--port": "--control-port", "--control-port": "--port"}[flag]
+    command = [sys.executable, "-m", "headstart.cli", "serve", flag, str(port), free, str(free_ports()[0])]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2
     assert refused.stderr.splitlines() == [
-        f"headstart: port {cluster.port} on 127.0.0.1 is taken by another process; choose another with --port"
+        f"headstart: port {port} on 127.0.0.1 is taken by another process; choose another with {flag}"
     ]
+
+
+@pytest.mark.full
+def test_case_H8_eight_workers_of_one_host_start_at_once_and_each_serves(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, *TINY_FLAGS, "--local-prefill-tokens", "0", "--prefill", "4", "--decode", "4")
+    try:
+        cluster.wait_until_ready()
+        workers = cluster.state()["workers"]
+        assert len({worker["peer_address"] for worker in workers if worker["role"] == "prefill"}) == 4
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda prompt: cluster.complete(prompt, 8), prompts(32, 60, seed=90)))
+        assert all(answer["usage"]["headstart"]["bytes_moved"] for answer in answers)
+        assert all(cluster.total(f"decode-{i}", "output_tokens") for i in range(4))
+        assert all(cluster.counter(f"prefill-{i}", "calls") for i in range(4))
+    finally:
+        cluster.stop()
 
 
 def test_two_prefill_and_two_decode_workers_share_the_work(pairs: Cluster) -> None:

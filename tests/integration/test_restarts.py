@@ -12,13 +12,14 @@ from threading import Event
 
 import httpx
 import pytest
-from cluster import TINY_FLAGS, Cluster, until
+from cluster import TINY_FLAGS, Cluster, Worker, until
 from load import Ask, Heard, Load, Refused, conversations, greedy, listen, some
 
 pytestmark = pytest.mark.full
 FLAGS = (*TINY_FLAGS, "--dtype", "float32", "--local-prefill-tokens", "0", "--drain-timeout", "1")
 CANCELLED_WITHIN_S = 5.0 + 2.0
 """Of a gateway's silence (limits.gateway_silence_s), and for the end to be reported."""
+NUM_RESTARTS = 10
 BROKEN = (httpx.TransportError, Refused)
 
 
@@ -96,6 +97,34 @@ def test_requests_of_a_gateway_that_does_not_come_back_are_cancelled_within_its_
     by_hand.wait_for_workers(1, 2)
     by_hand.wait_until_free(timeout_s=5.0)
     assert num_left_by_gateways(by_hand) == left_before + 1
+
+
+@pytest.mark.parametrize("name", ["decode-1", "prefill-0"])
+def test_case_E6_a_worker_that_is_killed_and_restarted_ten_times_under_load_costs_no_token(
+    by_hand: Cluster, name: str
+) -> None:
+    """No launcher tells of the ends: they are found by silence, and proven by the name lock."""
+    talks = conversations(by_hand, 3, 3)
+    survivors = {other: process.pid for other, process in by_hand.joined.items() if other != name}
+    with Load(by_hand, talks) as load:
+        for _ in range(NUM_RESTARTS):
+            former = by_hand.kill(name)
+            by_hand.joined[name].wait()
+            by_hand.join(name.partition("-")[0], name, *FLAGS)
+            until(lambda former=former: is_back(by_hand.worker(name), former), f"{name} started again", 180)
+            load.wait_for_answers(4)
+    print(f"\n{name}: {load.count.answers} answers, longest stall {load.count.longest_stall_s:.2f} s")
+    assert not load.count.errors
+    assert load.count.damage == (0, 0, 0)
+    assert {other: process.pid for other, process in by_hand.joined.items() if process.poll() is None} == {
+        **survivors,
+        name: by_hand.joined[name].pid,
+    }
+    by_hand.wait_until_free(timeout_s=30)
+
+
+def is_back(worker: Worker, former: int) -> bool:
+    return bool(worker["state"] == "alive" and worker["incarnation"] > former)
 
 
 def descendants(pid: int) -> set[int]:
