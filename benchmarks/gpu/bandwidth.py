@@ -10,11 +10,7 @@ def arms_of(scene: Scene, card: Card) -> dict:
     if work.groups == work.rows:
         tile = decode_tile(work.heads, work.fp8)
         return {f"ungrouped, chunk {chunk}": scene.ungrouped(tile, chunk) for chunk in (2048, 4096)}
-    tiles = {
-        rows: decode_tile(work.heads, work.fp8, rows)
-        for rows in (16, 32, 64)
-        if rows >= 4 * work.group and (rows < 64 or not work.fp8)
-    }
+    tiles = {rows: decode_tile(work.heads, work.fp8, rows) for rows in (16, 32, 64) if rows >= 4 * work.group}
     return {
         f"grouped, {rows} rows": scene.decode(card, tile, tiling_for(card, work, tile)) for rows, tile in tiles.items()
     }

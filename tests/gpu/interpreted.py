@@ -4,6 +4,8 @@ Runs in a process of its own, TRITON_INTERPRET=1 being read when Triton is impor
 `tests/unit/attention/test_triton_interpret.py` starts it.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from tests.gpu.paged import NO_SHARING, Spec, Tree, assert_close, lay_out
 FP8 = torch.float8_e4m3fn
 HALF = Spec(kv_heads=1, group=2, head_dim=16, page=16, dtype=torch.float16, device="cpu", block=16)
 EIGHT_BIT = Spec(kv_heads=2, group=5, head_dim=32, page=16, dtype=FP8, device="cpu", block=16)
+WIDE_EIGHT_BIT = replace(EIGHT_BIT, tile_rows=64)
 TREE = Tree([(-1, 2), (0, 1)], [(0, 20), (1, 1), (1, 17)])
 CHUNK = {"min_chunk": 32, "max_chunk": 32, "exact_chunk": 32}
 
@@ -42,7 +45,7 @@ def interpreter_runs() -> bool:
 pytestmark = pytest.mark.skipif(not interpreter_runs(), reason="this Triton's interpreter does not run with this numpy")
 
 
-@pytest.mark.parametrize("spec", [HALF, EIGHT_BIT], ids=["fp16", "fp8"])
+@pytest.mark.parametrize("spec", [HALF, EIGHT_BIT, WIDE_EIGHT_BIT], ids=["fp16", "fp8", "wide fp8"])
 def test_grouped_decode_matches_the_reference(spec):
     batch = lay_out(spec, TREE)
     out = batch.run(padding=1, **CHUNK)

@@ -37,6 +37,15 @@ def test_any_shape_of_heads_and_pages(dtype, group, head_dim, page):
     assert_close(batch, batch.run_ungrouped(), expected)
 
 
+@pytest.mark.parametrize("group", [1, 4, 5, 8, 16])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("page", [16, 64])
+def test_wide_fp8_tiles_for_any_shape_of_heads_and_pages(group, head_dim, page):
+    block = 64 if head_dim < 256 else 32
+    batch = lay_out(Spec(group=group, head_dim=head_dim, page=page, dtype=FP8, tile_rows=64, block=block), TWO_GROUPS)
+    assert_close(batch, batch.run())
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_any_tile(dtype, rows):
@@ -45,8 +54,9 @@ def test_any_tile(dtype, rows):
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
-def test_log_sum_exps(dtype):
-    batch = lay_out(Spec(dtype=dtype), TWO_GROUPS)
+@pytest.mark.parametrize("rows", [16, 64])
+def test_log_sum_exps(dtype, rows):
+    batch = lay_out(Spec(dtype=dtype, tile_rows=rows), TWO_GROUPS)
     lse = torch.full((batch.num_tokens, batch.spec.heads.num_q_heads), float("nan"), device="cuda")
     batch.run(lse=lse)
     natural = lse.double() * np.log(2)
@@ -54,9 +64,9 @@ def test_log_sum_exps(dtype):
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
-def test_any_tree(tree, dtype):
-    batch = lay_out(Spec(dtype=dtype, page=16), tree)
+@pytest.mark.parametrize(("dtype", "rows"), [(BF16, 16), (FP8, 16), (FP8, 64)], ids=["bf16", "fp8", "wide fp8"])
+def test_any_tree(tree, dtype, rows):
+    batch = lay_out(Spec(dtype=dtype, page=16, tile_rows=rows), tree)
     assert_close(batch, batch.run())
 
 
@@ -66,10 +76,11 @@ def test_any_group_size(size):
     assert_close(batch, batch.run())
 
 
+@pytest.mark.parametrize(("dtype", "rows"), [(BF16, 16), (FP8, 64)], ids=["bf16", "wide fp8"])
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("kv_len", [1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257])
-def test_any_length_around_pages_and_chunks(page, kv_len):
-    batch = lay_out(Spec(page=page), Tree([], [(-1, kv_len), (-1, 1)]))
+def test_any_length_around_pages_and_chunks(page, kv_len, dtype, rows):
+    batch = lay_out(Spec(page=page, dtype=dtype, tile_rows=rows), Tree([], [(-1, kv_len), (-1, 1)]))
     assert_close(batch, batch.run())
     assert_close(batch, batch.run_ungrouped())
 
@@ -115,6 +126,16 @@ def test_a_row_alone_equals_the_row_in_company_bit_for_bit(dtype):
     together = batch.run(deterministic=True)
     alone = batch.permuted([17]).run(deterministic=True)
     assert torch.equal(alone[0], together[17])
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+def test_queries_of_any_size_over_fp8_keys(rows):
+    batch = lay_out(Spec(dtype=FP8, tile_rows=rows), TWO_GROUPS)
+    sizes = torch.logspace(-30, 0, batch.q[..., 0].numel(), device="cuda").view(batch.q.shape[:2])
+    batch.q *= sizes[..., None].to(batch.q.dtype)
+    batch.q[0, 0] = 0
+    batch.q[1, :, ::7] *= 30  # one large element sets the scale of its row
+    assert_close(batch, batch.run())
 
 
 def with_scores(batch: Batch, change) -> Batch:

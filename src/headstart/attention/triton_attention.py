@@ -46,12 +46,13 @@ class TileShape:
 def fitting_rows(heads: HeadShape, fp8: bool, group_size: float) -> int:
     """Rows of the tile for groups of about `group_size` decode rows: keys are read once for each tile a group fills.
 
-    A tile of 64 bf16 rows runs on the wider tensor core instructions and costs no more than one of 32. For fp8 it
-    does: unpacked numbers would go back through shared memory for them.
+    A tile of 64 bf16 rows runs on the wider tensor core instructions and costs no more than one of 32. An fp8 one does:
+    its unpacked values go back through shared memory.
     """
-    if group_size * heads.group <= 16:
+    rows = group_size * heads.group
+    if rows <= 16:
         return 16
-    return 32 if fp8 else 64
+    return 32 if fp8 and rows <= 32 else 64
 
 
 def decode_tile(heads: HeadShape, fp8: bool, rows: int = 16) -> TileShape:
@@ -60,6 +61,8 @@ def decode_tile(heads: HeadShape, fp8: bool, rows: int = 16) -> TileShape:
         rows *= 2
     keys = 64 if heads.head_dim <= 128 else 32
     warps = 8 if rows > 64 else 2 if fp8 and rows <= 32 and heads.head_dim <= 128 else 4
+    if fp8 and rows >= 64:
+        return TileShape(rows, keys, warps, stages=4, programs_per_sm=2 if rows == 64 and heads.head_dim <= 128 else 1)
     smem = 2 * 2 * keys * heads.head_dim * (1 if fp8 else 2) + 12_000
     return TileShape(rows, keys, warps, stages=3, programs_per_sm=max(1, min(4, 220_000 // smem)))
 
@@ -165,7 +168,7 @@ class PlannedAttention:
     ) -> torch.Tensor:
         """`q`, `out` [query tokens, q_heads, head_dim]; `out_lse`: fp32 base-2 log-sum-exps [query tokens, q_heads]."""
         heads, partials = self._heads, self._partials
-        k, v, k_scale, v_scale = _operands(kv)
+        k, v, k_scale, v_scale = _operands(kv, self._tile)
         grouped_kernel[(self._num_programs,)](
             q, k, v, rows.pages, rows.kv_lens, plan.count, plan.items, plan.q_list, plan.slot_ptr, plan.pos_of,
             partials.queue, partials.out, partials.lse, out, k_scale, v_scale, heads.sm_scale * _LOG2_E, q.stride(0),
@@ -174,7 +177,7 @@ class PlannedAttention:
         merge_kernel[(out.shape[0], heads.num_q_heads)](
             partials.out, partials.lse, plan.slot_ptr, rows.kv_lens, partials.queue, out,
             partials.lse if out_lse is None else out_lse, v_scale, 0, 1, **_merge_constants(heads, kv),
-            UNGROUPED=False, SKIP_ALONE=self._causal, WITH_LSE=out_lse is not None,
+            UNGROUPED=False, WITH_LSE=out_lse is not None,
         )  # fmt: skip
         return out
 
@@ -193,7 +196,7 @@ class UngroupedDecode:
     def __call__(self, q: torch.Tensor, kv: LayerKV, rows: RowTables, out: torch.Tensor) -> torch.Tensor:
         """`q`, `out` [rows, q_heads, head_dim], one query token a row."""
         heads, partials = self._heads, self._partials
-        k, v, k_scale, v_scale = _operands(kv)
+        k, v, k_scale, v_scale = _operands(kv, self._tile)
         ungrouped_kernel[(heads.num_kv_heads, self._num_splits, q.shape[0])](
             q, k, v, rows.pages, rows.kv_lens, partials.out, partials.lse, k_scale, heads.sm_scale * _LOG2_E,
             q.stride(0), k.stride(0), k.stride(1), rows.pages.stride(0), self._chunk,
@@ -201,18 +204,19 @@ class UngroupedDecode:
         )  # fmt: skip
         merge_kernel[(out.shape[0], heads.num_q_heads)](
             partials.out, partials.lse, rows.kv_lens, rows.kv_lens, partials.queue, out, partials.lse, v_scale,
-            self._num_splits, self._chunk, **_merge_constants(heads, kv), UNGROUPED=True, SKIP_ALONE=False,
-            WITH_LSE=False,
+            self._num_splits, self._chunk, **_merge_constants(heads, kv), UNGROUPED=True, WITH_LSE=False,
         )  # fmt: skip
         return out
 
 
-def _operands(kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Keys and values as the kernels load them (fp8 as pairs), and scales, which bf16 never reads."""
+def _operands(kv: LayerKV, tile: TileShape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys and values as `attend` loads them (fp8 in small tiles: as pairs), and scales, which bf16 never reads."""
     if not kv.is_fp8:
         return kv.k, kv.v, kv.k, kv.v
     assert kv.k_scale is not None
     assert kv.v_scale is not None
+    if tile.rows >= 64:
+        return kv.k, kv.v, kv.k_scale, kv.v_scale
     return kv.k.view(torch.int16), kv.v.view(torch.int16), kv.k_scale, kv.v_scale
 
 

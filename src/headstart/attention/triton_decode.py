@@ -23,7 +23,7 @@ def run_item(
     KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, MT: tl.constexpr, BN: tl.constexpr,
     FP8: tl.constexpr, CAUSAL: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One item for one KV head. With CAUSAL (chunks of prompts) a token's only partial goes straight to the output."""
+    """One item for one KV head. A token's only partial goes straight to the output. CAUSAL: chunks of prompts."""
     item = item_ptr + it * _ITEM_WIDTH
     src = tl.load(item)
     tok0 = tl.load(item + 1)
@@ -55,16 +55,13 @@ def run_item(
         ASM, STAGES,
     )  # fmt: skip
     slot = tl.load(slot_ptr + token, mask=rows_ok, other=0)
+    alone = tl.load(slot_ptr + token + 1, mask=rows_ok, other=0) - slot == 1
     d = tl.arange(0, D)[None, :]
-    to_slot = rows_ok
-    if CAUSAL:
-        alone = tl.load(slot_ptr + token + 1, mask=rows_ok, other=0) - slot == 1
-        to_slot = rows_ok & (alone == 0)
-        final = out * tl.load(v_scale_ptr + h) if FP8 else out
-        at = (token.to(tl.int64) * (KVH * G) + head) * D
-        tl.store(out_ptr + at[:, None] + d, final.to(out_ptr.dtype.element_ty), mask=(rows_ok & alone)[:, None])
+    final = out * tl.load(v_scale_ptr + h) if FP8 else out
+    at = (token.to(tl.int64) * (KVH * G) + head) * D
+    tl.store(out_ptr + at[:, None] + d, final.to(out_ptr.dtype.element_ty), mask=(rows_ok & alone)[:, None])
     place = (slot + ordinal).to(tl.int64) * (KVH * G) + head
-    tl.store(part_ptr + place[:, None] * D + d, out, mask=to_slot[:, None])
+    tl.store(part_ptr + place[:, None] * D + d, out, mask=(rows_ok & (alone == 0))[:, None])
     tl.store(lse_ptr + place, lse, mask=rows_ok)
 
 
@@ -124,9 +121,12 @@ def ungrouped_kernel(
 def merge_kernel(
     part_ptr, lse_ptr, slot_ptr, kv_len_ptr, queue_ptr, out_ptr, out_lse_ptr, v_scale_ptr, splits, chunk,
     HQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, NS: tl.constexpr, FP8: tl.constexpr, UNGROUPED: tl.constexpr,
-    SKIP_ALONE: tl.constexpr, WITH_LSE: tl.constexpr,
+    WITH_LSE: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, head) merges the token's slots in order. A token without slots (padding) becomes zeros."""
+    """Program (token, head) merges the token's slots in order. A token without slots (padding) becomes zeros.
+
+    Planned attention has written the output of a token with one slot.
+    """
     token = tl.program_id(0)
     head = tl.program_id(1)
     if UNGROUPED:
@@ -137,13 +137,11 @@ def merge_kernel(
         hi = tl.load(slot_ptr + token + 1)
         if (token == 0) & (head == 0):
             tl.store(queue_ptr, 0)
-    if WITH_LSE | SKIP_ALONE:  # noqa: SIM102
         if hi - lo == 1:
             if WITH_LSE:
                 lse = tl.load(lse_ptr + lo.to(tl.int64) * HQ + head)
                 tl.store(out_lse_ptr + token.to(tl.int64) * HQ + head, lse)
-            if SKIP_ALONE:
-                return
+            return
     d = tl.arange(0, D)
     n = tl.arange(0, NS)
     peak = -float("inf")

@@ -6,6 +6,9 @@ range are never loaded: freed pages may hold NaN, and 0 * NaN is NaN.
 
 fp8 (e4m3) KV is read as 16-bit pairs and unpacked into fp16, even and odd columns apart: a transposed 8-bit operand
 would be loaded byte by byte. Queries come split the same way, and outputs are interleaved once at the end.
+
+In tiles of 64 rows and more the tensor cores read keys from shared memory, as the e4m3 they are: queries are split into
+two e4m3 parts for that, and only values are unpacked.
 """
 
 import triton
@@ -36,6 +39,23 @@ def unpack_e4m3(pairs, ASM: tl.constexpr):
         low = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True) * 256.0
         high = ((bits & 0x8000) | ((bits & 0x7F00) >> 1)).to(tl.int16).to(tl.float16, bitcast=True) * 256.0
     return low, high
+
+
+@triton.jit
+def split_e4m3(q):
+    """[rows, D] -> e4m3 `high` and `low`, and fp32 [rows, 1] `unscale`: q = (high + low) * unscale.
+
+    e4m3 keeps four significant bits, so two hold the eight of a bf16 number. A row is scaled by a power of two to end
+    below 256: what is lost lies under 2**-17 of its largest element. `high` is rounded by its bits, since ptxas 13.0
+    can read a number before it is packed, where it is unpacked again.
+    """
+    q = q.to(tl.float32)
+    peak = tl.maximum(tl.max(tl.abs(q), 1), 1e-30)
+    exponent = tl.floor(tl.log2(peak))[:, None]
+    q *= tl.exp2(7.0 - exponent)
+    bits = q.to(tl.int32, bitcast=True)
+    high = ((bits + 0x80000) & -0x100000).to(tl.float32, bitcast=True)
+    return high.to(tl.float8e4nv), (q - high).to(tl.float8e4nv), tl.exp2(exponent - 7.0)
 
 
 @triton.jit
@@ -80,6 +100,7 @@ def scan(
     BN: tl.constexpr,
     DW: tl.constexpr,
     FP8: tl.constexpr,
+    PAIRS: tl.constexpr,
     MASKED: tl.constexpr,
     CAUSAL: tl.constexpr,
     ASM: tl.constexpr,
@@ -105,14 +126,16 @@ def scan(
         page = following
         if MASKED:
             inside = (token + n < end)[:, None]
-            k = tl.load(k_ptr + offsets, mask=inside, other=0)
-            v = tl.load(v_ptr + offsets, mask=inside, other=0)
+            k = tl.load(k_ptr + offsets, mask=inside, other=0.0)
+            v = tl.load(v_ptr + offsets, mask=inside, other=0.0)
         else:
             k = tl.load(k_ptr + offsets)
             v = tl.load(v_ptr + offsets)
-        if FP8:
+        if PAIRS:
             k_a, k_b = unpack_e4m3(k, ASM)
             scores = tl.dot(q_b, tl.trans(k_b), tl.dot(q_a, tl.trans(k_a)))
+        elif FP8:
+            scores = tl.dot(q_a, tl.trans(k), tl.dot(q_b, tl.trans(k)))
         else:
             scores = tl.dot(q_a, tl.trans(k))
         scores *= scale_log2
@@ -123,13 +146,14 @@ def scan(
                 seen = seen & (keys <= q_pos[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         weights, peak, mass, decay = softmax_step(scores, peak, mass, MASKED)
-        weights = weights.to(q_a.dtype)
-        if FP8:
+        if PAIRS:
             v_a, v_b = unpack_e4m3(v, ASM)
-            acc_a = tl.dot(weights, v_a, acc_a * decay)
-            acc_b = tl.dot(weights, v_b, acc_b * decay)
+            acc_a = tl.dot(weights.to(tl.float16), v_a, acc_a * decay)
+            acc_b = tl.dot(weights.to(tl.float16), v_b, acc_b * decay)
+        elif FP8:
+            acc_a = tl.dot(weights.to(tl.float16), v.to(tl.float16), acc_a * decay)
         else:
-            acc_a = tl.dot(weights, v, acc_a * decay)
+            acc_a = tl.dot(weights.to(v.dtype), v, acc_a * decay)
     return acc_a, acc_b, peak, mass
 
 
@@ -165,7 +189,8 @@ def attend(
     log-sum-exp -inf.
     """
     base = q_ptr + token.to(tl.int64) * stride_q + head * D
-    if FP8:
+    PAIRS: tl.constexpr = FP8 and MT < 64
+    if PAIRS:
         DW: tl.constexpr = D // 2
         pair = base[:, None] + tl.arange(0, DW)[None, :] * 2
         q_a = tl.load(pair, mask=rows_ok[:, None], other=0.0).to(tl.float16)
@@ -174,19 +199,22 @@ def attend(
         DW: tl.constexpr = D
         q_a = tl.load(base[:, None] + tl.arange(0, D)[None, :], mask=rows_ok[:, None], other=0.0)
         q_b = q_a
+        if FP8:
+            q_a, q_b, unscale = split_e4m3(q_a)
+            scale_log2 *= unscale
     acc_a = tl.zeros((MT, DW), tl.float32)
     acc_b = tl.zeros((MT, DW), tl.float32)
     peak = tl.full((MT,), float("-inf"), tl.float32)
     mass = tl.zeros((MT,), tl.float32)
     acc_a, acc_b, peak, mass = scan(
         acc_a, acc_b, peak, mass, q_a, q_b, k_ptr, v_ptr, table_ptr, tok0, 0, num_clear, end, q_pos, scale_log2,
-        stride_page, PAGE, BN, DW, FP8, False, False, ASM, STAGES,
+        stride_page, PAGE, BN, DW, FP8, PAIRS, False, False, ASM, STAGES,
     )  # fmt: skip
     num_blocks = tl.cdiv(end - tok0, BN)
     acc_a, acc_b, peak, mass = scan(
         acc_a, acc_b, peak, mass, q_a, q_b, k_ptr, v_ptr, table_ptr, tok0, num_clear, num_blocks, end, q_pos,
-        scale_log2, stride_page, PAGE, BN, DW, FP8, True, CAUSAL, ASM, 1,
+        scale_log2, stride_page, PAGE, BN, DW, FP8, PAIRS, True, CAUSAL, ASM, 1,
     )  # fmt: skip
     scaled = 1.0 / tl.where(mass == 0.0, 1.0, mass)[:, None]
-    out = tl.reshape(tl.join(acc_a * scaled, acc_b * scaled), (MT, D)) if FP8 else acc_a * scaled
+    out = tl.reshape(tl.join(acc_a * scaled, acc_b * scaled), (MT, D)) if PAIRS else acc_a * scaled
     return out, peak + tl.log2(mass)
