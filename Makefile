@@ -84,7 +84,7 @@ test-gpu: $(DEV_STAMP)  ## tests that need a GPU
 bench: $(DEV_STAMP)  ## measure; tables and JSON go to bench-out/, never part of the tests (BENCH_ARGS=--quick: 3 minutes)
 	$(BIN)/python benchmarks/suite.py $(BENCH_ARGS)
 
-soak: $(DEV_STAMP)  ## a million operations against the state machines, then 10,000 seeds of chaos (hours)
+soak: $(DEV_STAMP)  ## a million operations against the state machines, 10,000 seeds of chaos, 10 minutes of load (hours)
 	HEADSTART_KV_OPERATIONS=800000 HEADSTART_LIFECYCLE_EXAMPLES=1000 $(PYTEST) \
 	  tests/unit/kv/test_kv_machine.py tests/unit/lifecycle/test_lifecycle_machine.py
 	$(PYTEST) -m soak $(TEST_DIRS)

@@ -3,8 +3,8 @@
     python benchmarks/soak.py [--seconds 600] [--clients 6] [--seed 1] [--out bench-out]
 
 Starts gateway, prefill and decode worker over small random weights and a small pool, so that pages are evicted all the
-time. Clients hold conversations of several turns; some leave in mid-stream, some set deadlines that pass, some send what
-is refused. Each second the resident memory of every process and the state of every page is noted.
+time. Clients hold conversations of several turns; some leave in mid-stream, some set deadlines that pass, some ask for a
+flush or send what is refused. Each second the resident memory of every process and the state of every page is noted.
 
 Writes OUT/soak.{json,png,svg} and prints the slope of each process after the warm-up, the first third. A process is flat
 where a straight line through its memory rises by less than three standard errors, or by less than 2 % over the rest of
@@ -60,7 +60,7 @@ class Client:
     shared: list[int]
 
     async def run(self, until: float) -> None:
-        kinds = (self._turn, self._turn, self._turn, self._turn, self._leave, self._deadline, self._refused)
+        kinds = (*[self._turn] * 5, self._leave, self._leave, self._deadline, self._refused, self._flush)
         while time.monotonic() < until:
             prompt = [*self.shared, *self._some(40)]
             for _ in range(self.rng.randint(1, 6)):
@@ -69,7 +69,7 @@ class Client:
     def _some(self, count: int) -> list[int]:
         return [self.rng.randrange(100, 40_000) for _ in range(count)]
 
-    def _body(self, prompt: list[int], **fields: Any) -> dict[str, Any]:
+    def _body(self, prompt: list[int], /, **fields: Any) -> dict[str, Any]:
         sampled = {"temperature": 0.8, "seed": self.rng.randrange(1 << 30), "n": self.rng.randint(1, 2)}
         asked = {"prompt": prompt, "max_tokens": self.rng.randint(1, 60), "return_token_ids": True, "ignore_eos": True}
         return {**asked, **(sampled if self.rng.random() < 0.5 else {"temperature": 0}), **fields}
@@ -98,6 +98,11 @@ class Client:
 
     async def _deadline(self, prompt: list[int]) -> list[int]:
         await self._ask(self._body(prompt, max_tokens=400, deadline_s=self.rng.choice((0.02, 0.1, 0.5))))
+        return prompt
+
+    async def _flush(self, prompt: list[int]) -> list[int]:
+        """Mostly refused: others are at work."""
+        self.seen[f"flush: HTTP {(await self.http.post('/flush_cache')).status_code}"] += 1
         return prompt
 
     async def _refused(self, prompt: list[int]) -> list[int]:
