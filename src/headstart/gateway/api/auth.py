@@ -46,20 +46,20 @@ class KeyRing:
             return Tenant()
         given = _bearer(authorization)
         if not (self._is_admin(given) or self._is_client(given)):
-            raise _unknown()
+            raise _unknown("a valid API key")
         return Tenant(hashlib.sha256(b"headstart/tenant/1" + given).digest())
 
     def authorize(self, authorization: str) -> None:
         """Let through whoever may operate the server. Raises ApiError 401, or 403 for a key that may not."""
         if self._is_open:
             return
-        nobody_may = self._admin is None and not self._digests
-        given = b"" if nobody_may else _bearer(authorization)
+        given = _bearer(authorization)
         if self._is_admin(given):
             return
+        nobody_may = self._admin is None and not self._digests
         if nobody_may or self._is_client(given):
             raise ApiError(403, "this needs the admin key (--admin-key-file)", code="admin_key_needed")
-        raise _unknown()
+        raise _unknown("the admin key (--admin-key-file)")
 
     def _is_client(self, given: bytes) -> bool:
         """Compares with every key, in a time that tells nothing of how much of one agrees."""
@@ -71,15 +71,13 @@ class KeyRing:
 
 
 def _bearer(authorization: str) -> bytes:
-    """Digest of the key that a header gives. Raises ApiError 401 where it gives none."""
+    """Digest of the key that a header gives; of no key, and nobody's, where it gives none."""
     scheme, _, key = authorization.partition(" ")
-    if scheme.lower() != "bearer":
-        raise _unknown()
-    return _digest(key.strip())
+    return _digest(key.strip()) if scheme.lower() == "bearer" else b""
 
 
-def _unknown() -> ApiError:
-    return ApiError(401, "give a valid API key: Authorization: Bearer KEY", code="invalid_api_key")
+def _unknown(wanted: str) -> ApiError:
+    return ApiError(401, f"give {wanted}: Authorization: Bearer KEY", code="invalid_api_key")
 
 
 def _digest(key: str) -> bytes:
