@@ -1,6 +1,8 @@
 """What the workers of a simulated cluster did during a run, sampled at equal steps of virtual time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,9 @@ MOST_LOOKS = 8_000
 """Samples times workers: with more, every other sample is dropped and the step doubles."""
 SAMPLES = (64, 512)
 """At least and at most, whatever the number of workers."""
+
+MOST_LINES = 16
+"""Of one role in a table."""
 
 
 class Look(NamedTuple):
@@ -103,6 +108,41 @@ def row_of(name: str, looks: NDArray[np.float64], gained: Look) -> dict[str, Any
         "steps": int(gained.steps),
         "rows_per_step": gained.output_tokens / gained.steps if gained.steps else None,
     }
+
+
+def workers_table(workers: Sequence[dict[str, Any]]) -> str:
+    """A line for each worker's row, or for all of a role where there are many."""
+    lines = [
+        f"{'worker':<12} {'running: mean':>13} {'max':>5} {'waiting':>8} {'pool: mean':>10} {'max':>6} {'hits':>6} "
+        f"{'retracted':>9} {'pages moved':>11}"
+    ]
+    roles: dict[str, list[dict[str, Any]]] = {}
+    for worker in workers:
+        roles.setdefault(worker["worker"].rpartition("-")[0], []).append(worker)
+    for role, members in roles.items():
+        shown = members if len(members) <= MOST_LINES else [_together(f"{role} x {len(members)}", members)]
+        lines += [_line(worker) for worker in shown]
+    return "\n".join(lines)
+
+
+def _line(worker: dict[str, Any]) -> str:
+    running, usage, hits = worker["running"], worker["pool_usage"], worker["hit_rate"]
+    return (
+        f"{worker['worker']:<12} {running['mean']:>13.1f} {running['max']:>5.0f} {worker['waiting']['mean']:>8.1f} "
+        f"{usage['mean']:>10.3f} {usage['max']:>6.3f} {'-' if hits is None else f'{hits:.3f}':>6} "
+        f"{worker['retractions']:>9} {worker['pages_moved']:>11}"
+    )
+
+
+def _together(name: str, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means of means, the highest of the highest, sums of counts; of hit rates the mean over those that have one."""
+    hits = [worker["hit_rate"] for worker in workers if worker["hit_rate"] is not None]
+    row: dict[str, Any] = {"worker": name, "hit_rate": fmean(hits) if hits else None}
+    for key in ("running", "waiting", "pool_usage"):
+        row[key] = {"mean": fmean(w[key]["mean"] for w in workers), "max": max(w[key]["max"] for w in workers)}
+    for key in ("retractions", "pages_moved"):
+        row[key] = sum(worker[key] for worker in workers)
+    return row
 
 
 def _spread(values: NDArray[np.float64]) -> dict[str, float]:

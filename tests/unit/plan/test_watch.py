@@ -1,0 +1,31 @@
+"""What is said about workers."""
+
+from typing import Any
+
+from headstart.core.messages import WorkerLoad
+from headstart.plan.watch import look_of, workers_table
+
+
+def row(name: str, running: float = 1.0, hits: float | None = None) -> dict[str, Any]:
+    spread = {"mean": running, "median": running, "max": running}
+    counts = {"retractions": 2, "pages_moved": 10}
+    return {"worker": name, "running": spread, "waiting": spread, "pool_usage": spread, "hit_rate": hits, **counts}
+
+
+def test_a_page_in_use_is_neither_free_nor_evictable() -> None:
+    load = WorkerLoad(inflight_pages=1, private_pages=2, pinned_pages=3, cached_pages=10, free_pages=4)
+    assert look_of(load).pool_usage == 6 / 20
+
+
+def test_few_workers_have_a_line_each() -> None:
+    lines = workers_table([row("prefill-0"), row("decode-0", 3.0, 0.5), row("decode-1", 5.0)]).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["prefill-0", "decode-0", "decode-1"]
+    assert lines[2].split()[1:] == ["3.0", "3", "3.0", "3.000", "3.000", "0.500", "2", "10"]
+
+
+def test_many_of_a_role_share_one() -> None:
+    decode = [row(f"decode-{n}", float(n), 0.5 if n else None) for n in range(101)]
+    lines = workers_table([row("prefill-0"), *decode]).splitlines()
+    assert len(lines) == 3
+    assert lines[2].startswith("decode x 101")
+    assert lines[2].split()[3:] == ["50.0", "100", "50.0", "50.000", "100.000", "0.500", "202", "1010"]
