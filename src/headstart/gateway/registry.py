@@ -57,6 +57,7 @@ class Registry:
     def __init__(self, limits: DispatchLimits) -> None:
         self._limits = limits
         self._records: dict[str, WorkerRecord] = {}
+        self._by_role: dict[str, dict[str, WorkerRecord]] = {}
         self._ended: dict[str, int] = {}  # name -> latest incarnation known to have ended
         self._judged_at: float | None = None
 
@@ -76,7 +77,10 @@ class Registry:
             return None
         if known is not None and known.ref.incarnation >= ref.incarnation:
             return None
-        self._records[ref.name] = WorkerRecord(message, heard_at=now)
+        self._records[ref.name] = record = WorkerRecord(message, heard_at=now)
+        if known is not None and known.join.role != message.role:
+            del self._by_role[known.join.role][ref.name]
+        self._by_role.setdefault(message.role, {})[ref.name] = record
         if known is None:
             return None
         self._ended[ref.name] = known.ref.incarnation
@@ -126,7 +130,7 @@ class Registry:
         return record if record is not None and record.ref == ref else None
 
     def of_role(self, role: str) -> Iterator[WorkerRecord]:
-        return (record for record in self._records.values() if record.join.role == role)
+        return iter(self._by_role.get(role, {}).values())
 
     def alive(self, role: str) -> list[WorkerRecord]:
         return [record for record in self.of_role(role) if record.is_alive]

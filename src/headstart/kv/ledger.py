@@ -89,12 +89,16 @@ class PageLedger:
 
     def lease(self, pages: Int32Array) -> None:
         """One more lease on pages of the tree."""
+        if not len(pages):
+            return
         self._expect(pages, self.in_tree[pages], "leased but not in the tree")
         self.leases[pages] += 1
         self._settle(pages)
 
     def unlease(self, pages: Int32Array) -> None:
         """One lease less; pages without another owner become free."""
+        if not len(pages):
+            return
         self._expect(pages, self.leases[pages] > 0, "released but not leased")
         self.leases[pages] -= 1
         self._settle(pages)
@@ -127,12 +131,15 @@ class PageLedger:
         unleased = self._unleased(pages)
         self._expect(unleased, self.state[unleased] != FREE, "held but free")
         np.add.at(self.readers, pages, _ONE)
-        self._settle(np.unique(unleased))
+        if len(unleased):
+            self._settle(np.unique(unleased))
 
     def unhold(self, pages: Int32Array) -> None:
         np.subtract.at(self.readers, pages, _ONE)
         self._expect(pages, self.readers[pages] >= 0, "let go but not held")
-        self._settle(np.unique(self._unleased(pages)))
+        unleased = self._unleased(pages)
+        if len(unleased):
+            self._settle(np.unique(unleased))
 
     def check(self) -> None:
         """Raise InvariantError unless states, totals and the free list follow from the owner sets."""
@@ -165,19 +172,20 @@ class PageLedger:
         return states
 
     def _settle(self, pages: Int32Array) -> None:
-        """Bring the state of `pages`, each named once, in line with their owners; pages that lost the last one join the free list."""
+        """Bring the state of `pages`, each named once, in line with their owners. Those that lost the last one join the
+        free list."""
         if not len(pages):
             return
-        changed = pages[self.state[pages] != self._classify(pages)]
-        if not len(changed):
+        before, after = self.state[pages], self._classify(pages)
+        has_changed = before != after
+        if not has_changed.any():
             return
-        after = self._classify(changed)
-        left = np.bincount(self.state[changed], minlength=5).tolist()
-        entered = np.bincount(after, minlength=5).tolist()
-        freed = np.sort(changed[after == FREE])
-        self._free[self.num_free : self.num_free + len(freed)] = freed
-        self.state[changed] = after
-        self._totals = [total - out + come for total, out, come in zip(self._totals, left, entered, strict=True)]
+        freed = pages[has_changed & (after == FREE)]
+        if len(freed):
+            self._free[self.num_free : self.num_free + len(freed)] = np.sort(freed)
+        self.state[pages] = after
+        gained = (np.bincount(after, minlength=5) - np.bincount(before, minlength=5)).tolist()
+        self._totals = [total + more for total, more in zip(self._totals, gained, strict=True)]
 
     @staticmethod
     def _expect(pages: Int32Array, claim: NDArray[np.bool_], otherwise: str) -> None:
