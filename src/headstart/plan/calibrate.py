@@ -5,7 +5,7 @@
     the rest of a request's time to first token: front.before_s
 
 Least squares with coefficients of 0 or more. A step of one worker takes longer by a share (`contention`) while the other
-worker of the machine computes; that share and the coefficients are fitted in turns. What a client cannot tell apart is
+worker of the machine computes; of many shares the one that fits best is taken. What a client cannot tell apart is
 put together: weights and the loop's own time are in `fixed_s`, the transfer is in `link.latency_s` and the prefill's
 coefficients, HTTP on the way back is in `front.before_s`.
 """
@@ -27,7 +27,8 @@ from headstart.plan.observations import Floats, Gaps, Seen, Spells, gaps_of, see
 MESSAGE_S = 0.0003
 """One way between two processes of a machine: too short to be told apart in a client's times."""
 LEAST_GAPS, LEAST_SPELLS = 50, 5
-NUM_TURNS = 20
+SLOWED = np.arange(0, 3.01, 0.02)
+"""Shares that are tried for how much longer a step takes beside the other worker's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,36 +108,35 @@ def fit_prefill(spells: Spells, chunk_tokens: int | None) -> tuple[StepCoefficie
 
 
 def _fit_slowed(columns: Floats, seconds: Floats, busy: Floats) -> tuple[list[float], float, float]:
-    """Fit seconds = (columns @ coefficients) * (1 + slowed * busy)."""
-    slowed = 0.0
-    for _ in range(NUM_TURNS):
-        factor = 1 + slowed * busy
-        coefficients = non_negative_fit(columns * factor[:, None], seconds)
-        alone = columns @ coefficients
-        burden = alone * busy
-        slowed = max(0.0, float(burden @ (seconds - alone) / (burden @ burden))) if burden.any() else 0.0
-    residuals = columns @ coefficients * (1 + slowed * busy) - seconds
-    return coefficients.tolist(), slowed, float(np.sqrt(np.mean(residuals**2)) / np.mean(seconds))
+    """Fit the seconds that a step would take alone to columns @ coefficients: of its share `busy` only 1 / (1 + slowed) were
+    progress. The best of SLOWED, if any time was busy."""
+    best: tuple[float, Floats, float] | None = None
+    for slowed in SLOWED if busy.any() else SLOWED[:1]:
+        progress = 1 - busy * slowed / (1 + slowed)
+        spread_out = columns / progress[:, None]
+        coefficients = non_negative_fit(spread_out, seconds)
+        rest = float(np.mean((spread_out @ coefficients - seconds) ** 2))
+        if best is None or rest < best[0]:
+            best = rest, coefficients, float(slowed)
+    assert best is not None
+    return best[1].tolist(), best[2], float(np.sqrt(best[0]) / np.mean(seconds))
 
 
 def non_negative_fit(columns: Floats, values: Floats) -> Floats:
     """Least squares over [num_values, n] columns with n coefficients of 0 or more: the best of all sets of columns whose
     own fit has no negative coefficient. n is small."""
-    num = columns.shape[1]
     scale = np.linalg.norm(columns, axis=0)
     scaled = columns / np.where(scale > 0, scale, 1)
-    best, least = np.zeros(num), float(values @ values)
-    for size in range(1, num + 1):
-        for chosen in combinations(range(num), size):
-            part = scaled[:, chosen]
-            solution = np.linalg.lstsq(part, values, rcond=None)[0]
-            if (solution < 0).any():
-                continue
-            rest = float(np.sum((values - part @ solution) ** 2))
-            if rest < least:
-                least = rest
-                best = np.zeros(num)
-                best[list(chosen)] = solution
+    gram, target = scaled.T @ scaled, scaled.T @ values
+    best, gained = np.zeros(len(scale)), 0.0
+    for size in range(1, len(scale) + 1):
+        for chosen in combinations(np.flatnonzero(scale), size):
+            part = list(chosen)
+            solution = np.linalg.lstsq(gram[np.ix_(part, part)], target[part], rcond=None)[0]
+            if (solution >= 0).all() and (gain := float(solution @ target[part])) > gained:
+                gained = gain
+                best = np.zeros(len(scale))
+                best[part] = solution
     return np.asarray(best / np.where(scale > 0, scale, 1), dtype=np.float64)
 
 

@@ -24,10 +24,10 @@ from headstart.plan.cost import save_model
 from headstart.plan.options import SimulateOptions
 from headstart.plan.target import SimClient, SimTarget, facts_of
 from headstart.plan.virtual import VirtualTime
-from headstart.plan.watch import Watch
+from headstart.plan.watch import Watch, workers_table
 from headstart.sim.world import World
 
-WARM_S = 2.0
+WARM_S = 1.0
 """Virtual seconds in which workers join and connect before the first request."""
 
 
@@ -70,7 +70,9 @@ def simulated_row(
     machine = SharedMachine(deployment.costs)
     spec = machine.spec(deployment.spec) if machine.is_felt(deployment.spec) else deployment.spec
     world = World(spec, plan.seed)
-    machine.attach(world.clock)
+    if spec is not deployment.spec:
+        prefill, decode = (world.workers[name].organs.executor for name in ("prefill-0", "decode-0"))
+        machine.attach(world.clock, prefill, decode)
     world.run_for(WARM_S)
     watch, time = Watch(world), VirtualTime(world, world.clock)
     watch.start()
@@ -85,22 +87,6 @@ def stepping(deployment: Deployment) -> Deployment:
     """The same without jumps."""
     spec = deployment.spec
     return replace(deployment, spec=replace(spec, modelling=replace(spec.modelling, jumps=False)))
-
-
-def workers_table(row: Row) -> str:
-    """A line for each worker."""
-    lines = [
-        f"{'worker':<12} {'running: mean':>13} {'max':>5} {'waiting':>8} {'pool: mean':>10} {'max':>6} {'hits':>6}"
-    ]
-    lines[0] += f" {'retracted':>9} {'pages moved':>11}"
-    for worker in row["workers"]:
-        running, usage, hits = worker["running"], worker["pool_usage"], worker["hit_rate"]
-        lines.append(
-            f"{worker['worker']:<12} {running['mean']:>13.1f} {running['max']:>5.0f} {worker['waiting']['mean']:>8.1f} "
-            f"{usage['mean']:>10.3f} {usage['max']:>6.3f} {'-' if hits is None else f'{hits:.3f}':>6} "
-            f"{worker['retractions']:>9} {worker['pages_moved']:>11}"
-        )
-    return "\n".join(lines)
 
 
 def simulated_machine() -> dict[str, Any]:
@@ -125,7 +111,7 @@ def _simulate(options: SimulateOptions) -> None:
         rows = list(simulated_rows(options, deployment, progress))
     for row in rows:
         print_row(row)
-        print(workers_table(row))
+        print(workers_table(row["workers"]))
     keep(rows, options.output, simulated_machine())
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"took {perf_counter() - began_s:.1f} s and {peak_mb:.0f} MB at most", file=sys.stderr)
