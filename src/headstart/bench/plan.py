@@ -92,7 +92,7 @@ def _prefix_shapes(options: Options) -> Iterator[tuple[float | None, Shape]]:
 
 def _trace_shape(options: Options, context_len: int | None) -> TraceReplay:
     if not options.trace_file:
-        raise BenchError("trace needs a file: headstart bench trace FILE")
+        raise BenchError("the trace workload needs a file: trace FILE")
     trace = options.trace
     path = Path(options.trace_file)
     if not path.is_file():
