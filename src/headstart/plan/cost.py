@@ -106,7 +106,11 @@ def step_time(costs: StepCoefficients, shape: StepShape, read_tokens: int) -> fl
 
 
 def save_model(model: CostModel, path: Path) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(model), indent=1) + b"\n")
+    """Raises ConfigError where the file cannot be written."""
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(model), indent=1) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def load_model(path: Path) -> CostModel:

@@ -71,6 +71,11 @@ def test_a_file_that_is_no_model_is_told_what_it_lacks(tmp_path: Path, text: str
         load_model(tmp_path / "costs.json")
 
 
+def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: No such file"):
+        save_model(MODEL, tmp_path / "nowhere" / "costs.json")
+
+
 def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
     save_model(replace(MODEL, device="tpu"), tmp_path / "costs.json")
     with pytest.raises(ConfigError, match="'tpu' is neither cpu nor cuda"):

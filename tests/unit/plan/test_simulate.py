@@ -102,6 +102,17 @@ def test_a_conversation_finds_its_own_answers() -> None:
     assert row["reuse"]["decode_prefix_share"] > 0.5
 
 
+def test_the_front_delays_the_first_token_and_no_other() -> None:
+    options = SimulateOptions(prefix=GROUPS, load=LoadOptions(max_concurrency=(1,)))
+    plain = deployment_of(DeploymentOptions(cluster=TIGHT))
+    front = replace(plain.costs.front, before_s=0.5, after_s=0.25)
+    slow = replace(plain, costs=replace(plain.costs, front=front))
+    (plan,) = plans(options.bench, plain.spec.decode.context_len)
+    fast_row, slow_row = (simulated_row(plan, some, "sim", TokenSource(1000, 30_000)) for some in (plain, slow))
+    assert slow_row["mean_ttft_ms"] - fast_row["mean_ttft_ms"] == pytest.approx(750, abs=0.01)
+    assert slow_row["mean_itl_ms"] == pytest.approx(fast_row["mean_itl_ms"])
+
+
 def test_jumps_change_nothing() -> None:
     assert one_run() == one_run(step_by_step=True)
 
