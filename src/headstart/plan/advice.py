@@ -21,6 +21,7 @@ class Advice:
     """About one load. `trials`: the simulated splits, the recommended one first."""
 
     load: str
+    cards: int
     estimates: tuple[Estimate, ...]
     trials: tuple[Trial, ...]
     max_running: int
@@ -43,7 +44,7 @@ class Advice:
 
 
 def heading(options: PlanOptions, deployment: Deployment) -> Iterator[str]:
-    yield f"{options.cards} cards: {deployment.costs.name}"
+    yield f"each worker: {deployment.costs.name}"
     yield from (f"  {note}" for note in deployment.costs.notes)
     asked = [f"{name} {value:g} ms" for name, value in _targets(options.targets).items() if value is not None]
     yield f"targets: {', '.join(asked) if asked else 'none'}"
@@ -57,10 +58,10 @@ def told(advice: Advice, options: PlanOptions, deployment: Deployment) -> Iterat
     missed = misses(best.latencies, options.targets)
     yield ""
     if missed:
-        yield f"No split of {options.cards} cards meets the targets. The closest is {best.split}:"
+        yield f"No split of {advice.cards} cards meets the targets. The closest is {best.split}:"
         yield from (f"  {miss}" for miss in missed)
     else:
-        yield f"Use {best.split.num_prefill} prefill and {best.split.num_decode} decode workers:"
+        yield f"Use {best.split.num_prefill} prefill and {best.split.num_decode} decode workers, {advice.cards} cards:"
     yield f"  {best.goodput:.2f} requests/s within the targets, of {best.throughput:.2f}; {best.output_throughput:.0f} output tokens/s"
     yield f"  --max-running-requests {best.max_running} on decode workers, of which {best.running:.1f} run on average"
     pool = deployment.spec.decode_pages * deployment.spec.page_size
@@ -87,7 +88,6 @@ def save(path: Path, advices: list[Advice], options: PlanOptions, deployment: De
         "schema": SCHEMA,
         "costs": deployment.costs.name,
         "notes": list(deployment.costs.notes),
-        "cards": options.cards,
         "targets_ms": _targets(options.targets),
         "loads": [_plain(advice, options) for advice in advices],
     }
@@ -128,6 +128,7 @@ def _targets(targets: Targets) -> dict[str, float | None]:
 def _plain(advice: Advice, options: PlanOptions) -> dict[str, Any]:
     return {
         "load": advice.load,
+        "cards": advice.cards,
         "estimates": [_finite({**asdict(found), "bound": found.bound.name}) for found in advice.estimates],
         "trials": [asdict(trial) for trial in advice.trials],
         "misses": [str(miss) for miss in misses(advice.best.latencies, options.targets)],

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -13,12 +14,17 @@ from headstart.bench.workload import TokenSource
 from headstart.config.errors import ConfigError, require
 from headstart.plan.advice import Advice, heading, panel, save, told
 from headstart.plan.advise_options import PlanOptions
-from headstart.plan.capacity import Offered, Split, Worker, estimate
+from headstart.plan.capacity import Estimate, Offered, Split, Worker, estimate
 from headstart.plan.cluster import Deployment, deployment_of
 from headstart.plan.demand import asks_of
 from headstart.plan.figure import draw
 from headstart.plan.search import choose, misses
 from headstart.plan.trial import Trials
+
+MAX_WORKERS = 64
+"""Most workers that --cards auto considers."""
+MAX_SIZES = 4
+"""Numbers of cards that --cards auto simulates."""
 
 
 def run(options: PlanOptions) -> int:
@@ -41,15 +47,60 @@ def run(options: PlanOptions) -> int:
 
 def advise(plan: Plan, deployment: Deployment, options: PlanOptions) -> Advice:
     """Raises ConfigError where the cards make no pair of workers, BenchError where a simulated request fails."""
-    targets, offered, worker = options.targets, offered_of(plan), worker_of(deployment)
-    tightest = targets.tightest_itl_ms
-    itl_s = None if tightest is None else tightest / 1e3
-    estimates = [
-        estimate(split, offered, worker, itl_s) for split in splits_of(options.cards, options.deployment.cost.tp)
-    ]
-    trials = Trials(plan, deployment, targets, TokenSource(*options.load.token_ids))
-    ordered = choose(estimates, targets, worker.max_running, trials.simulate)
-    return Advice(_load(plan, offered), tuple(estimates), tuple(ordered), worker.max_running)
+    adviser = Adviser(offered_of(plan), worker_of(deployment), options, plan, deployment)
+    if options.cards != "auto":
+        return adviser.of(options.cards)
+    if not options.targets.are_given:
+        raise ConfigError("--cards auto needs a target: give --ttft-p99-ms or another")
+    return adviser.fewest()
+
+
+@dataclass(frozen=True, slots=True)
+class Adviser:
+    """About one load on one kind of worker, for any number of cards."""
+
+    offered: Offered
+    worker: Worker
+    options: PlanOptions
+    plan: Plan
+    deployment: Deployment
+
+    def of(self, cards: int) -> Advice:
+        return self._simulated(cards, self._estimates(cards))
+
+    def fewest(self) -> Advice:
+        """The fewest cards whose simulation meets the targets, from the first on that could by the closed form. Where a
+        few more than those do not, either, the last that was tried."""
+        tried: list[Advice] = []
+        for num_workers in range(2, MAX_WORKERS + 1):
+            cards = num_workers * self.options.cost.tp
+            estimates = self._estimates(cards)
+            if not tried and num_workers < MAX_WORKERS and not any(map(self._promises, estimates)):
+                continue
+            tried.append(self._simulated(cards, estimates))
+            if len(tried) == MAX_SIZES or not misses(tried[-1].best.latencies, self.options.targets):
+                break
+        return tried[-1]
+
+    def _estimates(self, cards: int) -> list[Estimate]:
+        tightest = self.options.targets.tightest_itl_ms
+        itl_s = None if tightest is None else tightest / 1e3
+        splits = splits_of(cards, self.options.cost.tp)
+        return [estimate(split, self.offered, self.worker, itl_s) for split in splits]
+
+    def _promises(self, found: Estimate) -> bool:
+        """Whether the targets could be met, and an offered load be served whole."""
+        targets, rate = self.options.targets, self.offered.rate
+        in_time = targets.ttft_ms is None or 1e3 * found.ttft_s <= targets.ttft_ms
+        in_pace = targets.itl_ms is None or 1e3 * found.itl_s <= targets.itl_ms
+        return in_time and in_pace and (rate is None or found.throughput >= rate)
+
+    def _simulated(self, cards: int, estimates: list[Estimate]) -> Advice:
+        source = TokenSource(*self.options.load.token_ids)
+        trials = Trials(self.plan, self.deployment, self.options.targets, source)
+        ordered = choose(estimates, self.options.targets, self.worker.max_running, trials.simulate)
+        load = described(self.plan, self.offered)
+        return Advice(load, cards, tuple(estimates), tuple(ordered), self.worker.max_running)
 
 
 def splits_of(cards: int, tp: int) -> list[Split]:
@@ -92,7 +143,7 @@ def _plans(options: PlanOptions, deployment: Deployment) -> Iterator[Plan]:
     return plans(options.bench, deployment.spec.decode.context_len)
 
 
-def _load(plan: Plan, offered: Offered) -> str:
+def described(plan: Plan, offered: Offered) -> str:
     prompt_len = fmean(ask.prompt_len for ask in offered.asks)
     whom = f"{offered.num_clients} clients" if offered.rate is None else f"{offered.rate:.4g} requests/s"
     return (

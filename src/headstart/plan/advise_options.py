@@ -48,6 +48,10 @@ class Targets:
         return self.itl_p99_ms if self.itl_p99_ms is not None else self.itl_p50_ms
 
     @property
+    def are_given(self) -> bool:
+        return self.ttft_ms is not None or self.itl_ms is not None
+
+    @property
     def tightest_itl_ms(self) -> float | None:
         given = [value for value in (self.itl_p50_ms, self.itl_p99_ms) if value is not None]
         return min(given, default=None)
@@ -61,8 +65,8 @@ class PlanOptions:
     """What is sent."""
     trace_file: Positional[str] = ""
     """trace: the recorded file."""
-    cards: int = 8
-    """Cards to divide among prefill and decode workers, --tp each."""
+    cards: int | Literal["auto"] = 8
+    """Cards to divide among prefill and decode workers, --tp each. auto: as few as meet the targets."""
     figure: str = ""
     """Draw goodput against the split of the workers into this file, once as PNG and once as SVG."""
     output_file: str = ""

@@ -1,6 +1,7 @@
 """`headstart plan` from its flags to its words, on simulations of seconds."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from headstart.config.errors import ConfigError
 from headstart.plan.advise import run, splits_of
 from headstart.plan.advise_options import PlanOptions, Targets
 from headstart.plan.capacity import Split
+from headstart.plan.options import ClusterOptions
 
 SMALL = PlanOptions(
     cards=3,
@@ -50,6 +52,25 @@ def test_targets_out_of_reach_are_named_with_the_distance(capsys: pytest.Capture
     assert "No split of 3 cards meets the targets" in text
     assert "ms (" in text.split("TTFT p99 is")[1]
     assert "binding: the TTFT target" in text
+
+
+def test_the_fewest_cards_that_meet_the_targets_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    busy = replace(
+        SMALL,
+        cards="auto",
+        load=LoadOptions(max_concurrency=(8,)),
+        cluster=ClusterOptions(pool_tokens=2000, cache="prefill"),
+        targets=Targets(ttft_p50_ms=100.0),
+    )
+    assert run(busy) == 0
+    (found,) = re.findall(r"decode workers, (\d+) cards", capsys.readouterr().out)
+    assert int(found) > 2
+    assert run(replace(busy, cards=int(found) - 1)) == 1
+
+
+def test_the_fewest_cards_are_a_question_only_with_targets() -> None:
+    with pytest.raises(ConfigError, match="needs a target"):
+        run(replace(SMALL, cards="auto"))
 
 
 def test_a_curve_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
