@@ -1,0 +1,86 @@
+"""The P:D curve of SGLang #19746's workload, with and without prefix-shared decode: what each split of the workers gives.
+
+python benchmarks/pd_curve.py [--workers 8] [--clients 256] [--requests 1000] [--out docs/figures/pd-19746]
+
+Decode kernels read memory as fast as #19746's did; only what they read differs. Writes PNG and SVG, prints a table.
+"""
+
+import argparse
+from pathlib import Path
+
+from published import SGLANG_19746
+from source_tables import SEED, TOKENS, Assumed, Case, kernel_share, options
+
+from headstart.bench.drive import Pace
+from headstart.bench.measure import Plan
+from headstart.bench.workload import Workload
+from headstart.plan.advise_options import Targets
+from headstart.plan.capacity import Split
+from headstart.plan.cluster import deployment_of
+from headstart.plan.figure import Curve, Panel, draw
+from headstart.plan.search import Trial
+from headstart.plan.trial import Trials
+
+TARGETS = Targets(ttft_p99_ms=15_000.0, itl_p99_ms=50.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=256)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--out", default="docs/figures/pd-19746")
+    arguments = parser.parse_args()
+    curves: dict[str, list[Trial]] = {}
+    for case in cases():
+        trials = trials_of(case, arguments.clients, arguments.requests)
+        curves[case.name] = []
+        for number in range(1, arguments.workers):
+            trial = trials.simulate(Split(number, arguments.workers - number), 256)
+            curves[case.name].append(trial)
+            print(line(case.name, trial), flush=True)
+    draw(panels(curves, arguments.clients), Path(arguments.out))
+
+
+def cases() -> list[Case]:
+    assumed = Assumed(kernel_share(SGLANG_19746, SGLANG_19746.decode_cache))
+    return [
+        Case("no cache on decode", assumed, False, False),
+        Case("decode cache, every row reads its prefix", assumed, True, False),
+        Case("decode cache, a shared prefix is read once", assumed, True, True),
+    ]
+
+
+def trials_of(case: Case, num_clients: int, num_requests: int) -> Trials:
+    workload = SGLANG_19746.workload.build(SEED)
+    plan = Plan(Workload(workload.name, (), workload.measured[:num_requests]), {}, Pace(num_clients), SEED)
+    return Trials(plan, deployment_of(options(SGLANG_19746, case)), TARGETS, TOKENS)
+
+
+def panels(curves: dict[str, list[Trial]], num_clients: int) -> list[Panel]:
+    where = f"Qwen3-32B on pairs of B200, 20 prefixes of 50,000 tokens, {num_clients} clients"
+    targets = f"within TTFT {TARGETS.ttft_p99_ms / 1e3:g} s and {TARGETS.itl_p99_ms:g} ms a token"  # type: ignore[operator]
+    return [
+        Panel(
+            f"Throughput: {where}",
+            tuple(Curve(name, tuple((t.split, t.throughput) for t in trials)) for name, trials in curves.items()),
+            "throughput (requests/s)",
+        ),
+        Panel(
+            f"Goodput: requests {targets}",
+            tuple(Curve(name, tuple((t.split, t.goodput) for t in trials)) for name, trials in curves.items()),
+        ),
+    ]
+
+
+def line(name: str, trial: Trial) -> str:
+    late = trial.latencies
+    return (
+        f"{name:<44} {trial.split!s:<6} {trial.throughput:>6.2f} requests/s, {trial.goodput:>6.2f} good, TTFT p50 "
+        f"{late.ttft_p50_ms / 1e3:>6.1f} s, ITL p50 {late.itl_p50_ms:>6.1f} ms, running {trial.running:>6.1f}, "
+        f"pool {trial.pool_share:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
