@@ -4,16 +4,19 @@ python benchmarks/simulation_speed.py conversation_div8.jsonl --out bench-out/si
 """
 
 import argparse
+import json
 import resource
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.bench.machine import machine_facts
 from headstart.bench.trace import TraceRequest, read_trace
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
 from headstart.plan.cluster import deployment_of
@@ -130,16 +133,95 @@ def simulate(spec: WorldSpec, arrivals: Iterator[tuple[float, Request]], num_req
     return Result(num_workers, num_requests, jumps, rows, wall_s, cpu_s, virtual_s, per_minute, peak_mb)
 
 
+def measured(trace: Path, speed: float, num_workers: int, num_requests: int, jumps: bool) -> Result:
+    """One run, in a process of its own: what others left in memory would count."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(_measured, (trace, speed, num_workers, num_requests, jumps))
+
+
+def _measured(trace: Path, speed: float, num_workers: int, num_requests: int, jumps: bool) -> Result:
+    traffic = Traffic(read_trace(trace), speed)
+    return simulate(world_spec(num_workers, jumps=jumps), traffic(num_requests), num_requests)
+
+
+def table(results: list[Result]) -> str:
+    head = f"{'workers':>8} {'requests':>9} {'jumps':>6} {'running':>8} {'wall s':>8} {'CPU us/request':>15} {'requests/minute':>16} {'peak MB':>8}"
+    rows = [
+        f"{r.num_workers:>8} {r.num_requests:>9} {'yes' if r.jumps else 'no':>6} {r.running:>8.1f} {r.wall_s:>8.1f} "
+        f"{1e6 * r.cpu_s / r.num_requests:>15.0f} {r.per_minute:>16.0f} {r.peak_rss_mb:>8.0f}"
+        for r in results
+    ]
+    return "\n".join([head, *rows])
+
+
+def draw(over_workers: list[Result], over_requests: list[Result], folder: Path) -> None:
+    """Cost of a request and memory, over workers at the same load each, and over requests."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, all_axes = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    panels = (
+        (over_workers, "num_workers", "workers, half of them prefill"),
+        (over_requests, "num_requests", "requests"),
+    )
+    for axes, (results, key, label) in zip(all_axes, panels, strict=True):
+        for jumps, style in ((True, "o-"), (False, "s--")):
+            shown = [result for result in results if result.jumps is jumps]
+            costs = [1e3 * result.cpu_s / result.num_requests for result in shown]
+            name = "CPU time, with jumps" if jumps else "CPU time, step by step"
+            axes.plot([getattr(result, key) for result in shown], costs, style, label=name)
+        axes.set(xlabel=label, ylabel="CPU time of a request (ms)", xscale="log", ylim=(0, None))
+        memory = axes.twinx()
+        shown = [result for result in results if result.jumps]
+        memory.plot(
+            [getattr(r, key) for r in shown], [r.peak_rss_mb for r in shown], "^:", color="grey", label="memory"
+        )
+        memory.set(ylabel="peak resident memory (MB)", ylim=(0, None))
+        axes.grid(alpha=0.3)
+        lines = [*axes.get_lines(), *memory.get_lines()]
+        axes.legend(lines, [str(line.get_label()) for line in lines], fontsize=8, loc="upper left")
+    for kind in ("png", "svg"):
+        figure.savefig(folder / f"simulation-speed.{kind}", dpi=150)
+
+
+def grown(options: argparse.Namespace) -> tuple[list[Result], list[Result]]:
+    """Results over workers, each with the same load, and over requests."""
+    over_workers, over_requests = [], []
+    for num_workers in options.growth_workers:
+        speed = options.speed * num_workers / options.workers
+        for jumps in (True, False):
+            num_requests = options.requests if jumps else options.stepping_requests
+            over_workers.append(measured(options.trace, speed, num_workers, num_requests, jumps))
+            print(table(over_workers[-1:]).splitlines()[1], flush=True)
+    for num_requests in options.growth_requests:
+        over_requests.append(measured(options.trace, options.speed, options.workers, num_requests, True))
+        print(table(over_requests[-1:]).splitlines()[1], flush=True)
+    return over_workers, over_requests
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="Mooncake format")
     parser.add_argument("--workers", type=int, default=64, help="half of them for prefill")
-    parser.add_argument("--requests", type=int, default=5719)
-    parser.add_argument("--speed", type=float, default=80.0, help="times of the trace are divided by this")
+    parser.add_argument("--requests", type=int, default=5719, help="beyond the trace's length it begins again")
+    parser.add_argument("--stepping-requests", type=int, default=1500, help="of runs without jumps")
+    parser.add_argument("--speed", type=float, default=120.0, help="times of the trace are divided by this")
+    parser.add_argument("--growth", action="store_true", help="also measure how the cost grows, and draw it")
+    parser.add_argument("--growth-workers", type=int, nargs="*", default=GROWTH_WORKERS)
+    parser.add_argument("--growth-requests", type=int, nargs="*", default=GROWTH_REQUESTS)
+    parser.add_argument("--out", type=Path, default=Path("bench-out/simulation-speed"))
     options = parser.parse_args()
-    traffic = Traffic(read_trace(options.trace), options.speed)
-    for jumps in (True, False):
-        print(simulate(world_spec(options.workers, jumps=jumps), traffic(options.requests), options.requests))
+    args = options.trace, options.speed, options.workers
+    results = [measured(*args, options.requests, True), measured(*args, options.stepping_requests, False)]
+    print(table(results), flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    over_workers, over_requests = grown(options) if options.growth else ([], [])
+    if options.growth:
+        draw(over_workers, over_requests, options.out)
+    report = {"machine": machine_facts(), "results": [asdict(r) for r in (*results, *over_workers, *over_requests)]}
+    (options.out / "simulation-speed.json").write_text(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

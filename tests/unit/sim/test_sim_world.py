@@ -2,7 +2,7 @@
 
 import random
 
-from headstart.core.messages import Cancel, Message, WorkerRef
+from headstart.core.messages import Cancel, Membership, Message, WorkerRef
 from headstart.core.request import ChoiceRef
 from headstart.sim.clock import Agenda, VirtualClock
 from headstart.sim.network import FINE, ControlNetwork, MessageFate
@@ -99,6 +99,21 @@ def test_a_stalled_worker_does_nothing_and_goes_on_where_it_was() -> None:
     assert handle.finished is not None
     world.run_until(world.is_free)
     world.check_idle()
+
+
+def test_membership_is_told_once_a_beat_however_many_workers_say_that_they_live() -> None:
+    world = World(WorldSpec(num_prefill=4, num_decode=8))
+    world.run_for(1.0)
+    told: list[str] = []
+
+    def listen(sender: str, recipient: str, message: Message) -> MessageFate:
+        if isinstance(message, Membership):
+            told.append(recipient)
+        return FINE
+
+    world.judge_messages(listen)
+    world.run_for(5.0)
+    assert 9 * 8 <= len(told) <= 11 * 8
 
 
 def test_time_stands_where_it_was_asked_to() -> None:
