@@ -1,5 +1,6 @@
 """Coefficients found again from what a simulated cluster's clients saw."""
 
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -54,7 +55,9 @@ def measured(costs: CostModel, shape: Any, concurrency: int, seed: int = 1) -> d
     return dict(simulated_row(plan, deployment(costs), "made up", SOURCE, keeps_requests=True))
 
 
-def calibrated(costs: CostModel) -> Calibration:
+@cache
+def calibrated(contention: Contention) -> Calibration:
+    costs = cost_model(contention)
     runs = [
         measured(costs, ALONE, 1),
         measured(costs, TOGETHER, 4),
@@ -68,7 +71,7 @@ def calibrated(costs: CostModel) -> Calibration:
 @pytest.mark.parametrize("contention", [NO_CONTENTION, Contention(0.4, 0.3)])
 def test_a_fit_predicts_loads_that_it_has_not_seen(contention: Contention) -> None:
     truth = cost_model(contention)
-    found = calibrated(truth)
+    found = calibrated(contention)
     assert found.decode_error < 0.1
     for shape, concurrency in ((MultiTurn(6, 3, Length(256), Length(100), Length(32)), 3), (TOGETHER, 8)):
         true, predicted = (measured(costs, shape, concurrency, seed=7) for costs in (truth, found.costs))
@@ -77,7 +80,7 @@ def test_a_fit_predicts_loads_that_it_has_not_seen(contention: Contention) -> No
 
 
 def test_what_only_one_thing_tells_is_found_as_it_was() -> None:
-    truth, found = cost_model(), calibrated(cost_model()).costs
+    truth, found = cost_model(), calibrated(NO_CONTENTION).costs
     assert found.front.before_s == pytest.approx(truth.front.before_s, rel=0.05)
     assert found.prefill.row_s == pytest.approx(truth.prefill.row_s, rel=0.05)
     assert found.kv_token_bytes == truth.kv_token_bytes
