@@ -6,6 +6,7 @@ Decode kernels read memory as fast as #19746's did; only what they read differs.
 """
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from published import SGLANG_19746
@@ -14,8 +15,9 @@ from source_tables import SEED, TOKENS, Assumed, Case, kernel_share, options
 from headstart.bench.drive import Pace
 from headstart.bench.measure import Plan
 from headstart.bench.workload import Workload
+from headstart.plan.advise import offered_of, worker_of
 from headstart.plan.advise_options import Targets
-from headstart.plan.capacity import Split
+from headstart.plan.capacity import Estimate, Split, estimate
 from headstart.plan.cluster import deployment_of
 from headstart.plan.figure import Curve, Panel, draw
 from headstart.plan.search import Trial
@@ -31,15 +33,26 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--out", default="docs/figures/pd-19746")
     arguments = parser.parse_args()
-    curves: dict[str, list[Trial]] = {}
+    splits = [Split(number, arguments.workers - number) for number in range(1, arguments.workers)]
+    found: dict[str, Found] = {}
     for case in cases():
         trials = trials_of(case, arguments.clients, arguments.requests)
-        curves[case.name] = []
-        for number in range(1, arguments.workers):
-            trial = trials.simulate(Split(number, arguments.workers - number), 256)
-            curves[case.name].append(trial)
-            print(line(case.name, trial), flush=True)
-    draw(panels(curves, arguments.clients), Path(arguments.out))
+        offered, worker = offered_of(trials.plan), worker_of(trials.deployment)
+        estimates = [estimate(split, offered, worker, None) for split in splits]
+        simulated = []
+        for split in splits:
+            simulated.append(trials.simulate(split, worker.max_running))
+            print(line(case.name, simulated[-1]), flush=True)
+        found[case.name] = Found(simulated, estimates)
+    draw(panels(found, arguments.clients), Path(arguments.out))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one deployment, by split."""
+
+    trials: list[Trial]
+    estimates: list[Estimate]
 
 
 def cases() -> list[Case]:
@@ -57,19 +70,18 @@ def trials_of(case: Case, num_clients: int, num_requests: int) -> Trials:
     return Trials(plan, deployment_of(options(SGLANG_19746, case)), TARGETS, TOKENS)
 
 
-def panels(curves: dict[str, list[Trial]], num_clients: int) -> list[Panel]:
+def panels(found: dict[str, Found], num_clients: int) -> list[Panel]:
     where = f"Qwen3-32B on pairs of B200, 20 prefixes of 50,000 tokens, {num_clients} clients"
-    targets = f"within TTFT {TARGETS.ttft_p99_ms / 1e3:g} s and {TARGETS.itl_p99_ms:g} ms a token"  # type: ignore[operator]
+    targets = f"{TARGETS.ttft_p99_ms / 1e3:g} s to the first token and {TARGETS.itl_p99_ms:g} ms a token"  # type: ignore[operator]
+    throughput, goodput = [], []
+    for style, (name, one) in enumerate(found.items()):
+        estimated = tuple((e.split, e.throughput) for e in one.estimates)
+        throughput.append(Curve(name, tuple((t.split, t.throughput) for t in one.trials), style=style))
+        throughput.append(Curve("  the same, closed form", estimated, is_estimate=True, style=style))
+        goodput.append(Curve(name, tuple((t.split, t.goodput) for t in one.trials), style=style))
     return [
-        Panel(
-            f"Throughput: {where}",
-            tuple(Curve(name, tuple((t.split, t.throughput) for t in trials)) for name, trials in curves.items()),
-            "throughput (requests/s)",
-        ),
-        Panel(
-            f"Goodput: requests {targets}",
-            tuple(Curve(name, tuple((t.split, t.goodput) for t in trials)) for name, trials in curves.items()),
-        ),
+        Panel(f"Throughput: {where}", tuple(throughput), "throughput (requests/s)"),
+        Panel(f"Goodput: requests within {targets}", tuple(goodput)),
     ]
 
 

@@ -10,7 +10,8 @@ each published cell. --vary repeats the first two rows with one assumption chang
 
 import argparse
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,10 @@ def main() -> None:
     arguments = parser.parse_args()
     source = SOURCES[arguments.source]
     rows: dict[str, Row] = {}
-    print(f"## {source.name}\n")
     for case in cases(source):
+        print(f"simulating: {case.name}", file=sys.stderr)
         rows[case.name] = simulated(source, case, arguments.requests)
-        print("\n".join(described(source, case, rows[case.name])), flush=True)
+    print("\n".join(table(source, rows)), flush=True)
     if arguments.vary:
         for case in cases(source):
             if case.observed is not None:
@@ -99,8 +100,8 @@ def cases(source: Source) -> list[Case]:
     return [
         Case("baseline", Assumed(base), False, False, source.baseline),
         Case("decode cache", Assumed(cache), True, False, source.decode_cache),
-        Case("prefix-shared decode, kernels as fast as theirs", Assumed(cache), True, True),
-        Case("prefix-shared decode, at the bound of the data sheet", Assumed(1.0), True, True),
+        Case("prefix-shared decode, their kernels", Assumed(cache), True, True),
+        Case("prefix-shared decode, at the bound", Assumed(1.0), True, True),
     ]
 
 
@@ -174,33 +175,58 @@ def pool_tokens(source: Source, assumed: Assumed) -> int:
     return int((memory - weight_bytes) / model.kv_bytes_per_token(sharding.kv_dtype))
 
 
-def described(source: Source, case: Case, row: Row) -> Iterator[str]:
-    decode = row["workers"][-1]
-    running, usage = decode["running"], decode["pool_usage"]
-    said = case.observed.residency if case.observed else {"running": "", "pool": ""}
-    yield f"### {case.name}\n"
-    yield (
-        f"Decode reads memory at {100 * case.assumed.kernel_share:.0f} % of the data sheet's rate; "
-        f"pool of {pool_tokens(source, case.assumed):,} tokens.\n"
-    )
-    yield "| cell | published | simulated | error |"
-    yield "|---|---|---|---|"
-    yield f"| running, median / most | {said['running']} | {running['median']:.0f} / {running['max']:.0f} | |"
-    yield f"| pool in use, median / most | {said['pool']} | {usage['median']:.2f} / {usage['max']:.2f} | |"
-    for key in (case.observed or source.baseline).cells:
-        yield cell(key, row, case.observed)
-    shared = bound_model(source, prefix_shared=case.prefix_shared)
-    bound_ms = 1e3 * step_bound_s(source, shared, running["median"])
-    yield f"| bound of the ITL at the median batch (ms) | | {bound_ms:.1f} | |\n"
+def table(source: Source, rows: dict[str, Row]) -> Iterator[str]:
+    yield f"### {source.name}\n"
+    for case in cases(source):
+        share = f"decode reads memory at {100 * case.assumed.kernel_share:.0f} % of the data sheet's rate"
+        yield f"- **{case.name}**: {share}, pool of {pool_tokens(source, case.assumed):,} tokens"
+    yield "\n| cell | " + " | ".join(heads(source)) + " |"
+    yield "|---" * (len(heads(source)) + 1) + "|"
+    yield "| running, median (most) | " + " | ".join(parts(source, rows, "running", running)) + " |"
+    yield "| pool in use, median (most) | " + " | ".join(parts(source, rows, "pool", pool_usage)) + " |"
+    for key in source.baseline.cells:
+        yield f"| {label(key)} | " + " | ".join(cells(source, rows, key)) + " |"
+    bounds = []
+    for case in cases(source):
+        bound = bound_model(source, prefix_shared=case.prefix_shared)
+        bound_s = step_bound_s(source, bound, rows[case.name]["workers"][-1]["running"]["median"])
+        bounds += ["", f"{1e3 * bound_s:.1f}", ""] if case.observed else [f"{1e3 * bound_s:.1f}"]
+    yield "| bound of a step at that batch (ms) | " + " | ".join(bounds) + " |\n"
 
 
-def cell(key: str, row: Row, observed: Observed | None) -> str:
-    value = row[key]
-    if observed is None:
-        return f"| {label(key)} | | {shown(key, value)} | |"
-    return (
-        f"| {label(key)} | {shown(key, observed.cells[key])} | {shown(key, value)} | {error(key, row, observed):+.1%} |"
-    )
+def heads(source: Source) -> list[str]:
+    """One column for a case without published numbers, three for one with."""
+    names = []
+    for case in cases(source):
+        names += [f"{case.name}: published", "simulated", "error"] if case.observed else [f"{case.name}: simulated"]
+    return names
+
+
+def parts(source: Source, rows: dict[str, Row], said: str, value: Callable[[Row], str]) -> Iterator[str]:
+    for case in cases(source):
+        if case.observed:
+            yield case.observed.residency[said]
+        yield value(rows[case.name]["workers"][-1])
+        if case.observed:
+            yield ""
+
+
+def running(worker: Row) -> str:
+    return f"{worker['running']['median']:.0f} ({worker['running']['max']:.0f})"
+
+
+def pool_usage(worker: Row) -> str:
+    return f"{worker['pool_usage']['median']:.2f} ({worker['pool_usage']['max']:.2f})"
+
+
+def cells(source: Source, rows: dict[str, Row], key: str) -> Iterator[str]:
+    for case in cases(source):
+        row = rows[case.name]
+        if case.observed:
+            yield shown(key, case.observed.cells[key])
+        yield shown(key, row[key])
+        if case.observed:
+            yield f"{error(key, row, case.observed):+.1%}"
 
 
 def error(key: str, row: Row, observed: Observed) -> float:
@@ -240,7 +266,7 @@ def varied(source: Source, case: Case, row: Row, num_requests: int) -> Iterator[
 
 
 def changes(source: Source, case: Case) -> Iterator[tuple[str, Assumed]]:
-    for share in (0.4, 0.2):
+    for share in (0.4, 0.12):
         yield f"prefill at {share:.0%} of the arithmetic rate", replace(case.assumed, compute_share=share)
     overhead_ms, share = one_law(source)
     if overhead_ms > 0:

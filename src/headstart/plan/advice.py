@@ -79,7 +79,10 @@ def panel(advice: Advice) -> Panel:
     estimated = tuple((found.split, found.throughput) for found in advice.estimates)
     return Panel(
         advice.load,
-        (Curve("goodput, simulated", simulated), Curve("throughput, closed form", estimated, is_estimate=True)),
+        (
+            Curve("goodput, simulated", simulated),
+            Curve("throughput, closed form", estimated, is_estimate=True, style=1),
+        ),
     )
 
 

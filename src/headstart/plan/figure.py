@@ -23,7 +23,9 @@ class Curve:
     name: str
     points: tuple[tuple[Split, float], ...]
     is_estimate: bool = False
-    """Of a closed form, not of a simulation."""
+    """Of a closed form, not of a simulation: dashed, without markers."""
+    style: int = 0
+    """Which colour and marker. Curves of one deployment share theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def draw(panels: Sequence[Panel], path: Path) -> list[Path]:
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
     splits = sorted({split for curve in panel.curves for split, _ in curve.points}, key=_share)
-    for curve, colour, marker in zip(panel.curves, COLOURS, MARKERS, strict=False):
+    for curve in panel.curves:
+        colour, marker = COLOURS[curve.style], MARKERS[curve.style]
         points = sorted(curve.points, key=lambda point: _share(point[0]))
         xs, ys = [splits.index(split) for split, _ in points], [rate for _, rate in points]
         if curve.is_estimate:
