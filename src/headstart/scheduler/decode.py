@@ -45,7 +45,7 @@ from headstart.scheduler.desk import Desk
 from headstart.scheduler.entries import Choice, Preparing, Waiting
 from headstart.scheduler.fetch import Fetching
 from headstart.scheduler.growth import Growth
-from headstart.scheduler.leap import Draw, leap, num_free_steps
+from headstart.scheduler.leap import Draw, leap, num_free_steps, num_row_steps
 from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.links import Links
 from headstart.scheduler.route import Router
@@ -304,9 +304,13 @@ class DecodeScheduler:
                 self._counters["dropped_rows"] += 1
         self._desk.flush()
 
-    def num_free_steps(self, draw: Draw) -> int:
+    def num_row_steps(self, draw: Draw) -> int:
+        """See `scheduler.leap`."""
+        return num_row_steps(self._board, draw)
+
+    def num_free_steps(self, row_steps: int) -> int:
         """Steps from the launched one on that `leap` may apply, if nothing else happens. See `scheduler.leap`."""
-        return num_free_steps(self._board, draw)
+        return num_free_steps(self._board, row_steps)
 
     def leap(self, num_steps: int, draw: Draw, first_end: float, last_end: float) -> None:
         """Be where a pass at the end of each of these free steps would have led, but for saying their tokens."""

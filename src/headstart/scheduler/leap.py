@@ -26,8 +26,9 @@ Draw = Callable[[Request, int, int], Int32Array]
 """(request, first, count): outputs [first, first + count), of which none is banned."""
 
 
-def num_free_steps(board: Board, draw: Draw) -> int:
-    """How many steps are free, from the launched one on, if nothing happens meanwhile that a pass would see."""
+def num_free_steps(board: Board, row_steps: int) -> int:
+    """How many steps are free, from the launched one on, if nothing happens meanwhile that a pass would see. `row_steps`
+    is what `num_row_steps` said, less what was taken since."""
     launched = board.launched
     if launched is None or launched.held or board.stirred or len(launched.parts) != len(board.running):
         return 0
@@ -35,10 +36,18 @@ def num_free_steps(board: Board, draw: Draw) -> int:
         return 0
     if any(call.phase not in (Phase.OPEN, Phase.FILLED) for call in board.calls):
         return 0
+    return _with_pages(board, launched.parts, row_steps)
+
+
+def num_row_steps(board: Board, draw: Draw) -> int:
+    """The same as far as the launched rows tell, pages and all that is not a row apart. Stays right while they run, but
+    for the steps that are taken."""
     num_steps = maxsize
-    for part in launched.parts:
-        num_steps = min(num_steps, _free_of(board, part, draw)) if num_steps > 0 else 0
-    return _with_pages(board, launched.parts, num_steps)
+    for part in board.launched.parts if board.launched is not None else ():
+        num_steps = min(num_steps, _free_of(board, part, draw))
+        if num_steps <= 0:
+            return 0
+    return num_steps
 
 
 def leap(board: Board, num_steps: int, draw: Draw, first_end: float) -> None:
@@ -88,6 +97,8 @@ def _free_of(board: Board, part: Part, draw: Draw) -> int:
 def _with_pages(board: Board, parts: list[Part], num_steps: int) -> int:
     """The most of `num_steps` steps for which there are pages without a retraction."""
     available = board.cache.num_available()
+    if len(parts) * (num_steps // board.page_size + 1) <= available:
+        return num_steps
     if _pages_taken(board, parts, num_steps) <= available:
         return num_steps
     low, high = 0, num_steps  # enough for low, not for high

@@ -35,6 +35,7 @@ class Leaps:
         self._loop = loop
         self._way = way
         self._ends: list[float] = []  # of the step in flight and of those after it, as far as known
+        self._row_steps = 0  # that are free as far as the rows tell
         self._num_free = 0  # that may be applied; one end more than these is known
         self._unsaid: list[float] = []  # ends of the steps that were applied and not said
         self._last_step = 0  # of the executor, when `_ends` was made
@@ -47,7 +48,8 @@ class Leaps:
             return None
         if self._last_step != executor.num_steps:
             self._ends, self._last_step = [executor.finish_at], executor.num_steps
-        self._know_ends(self._scheduler.num_free_steps(executor.tape.read))
+            self._row_steps = self._scheduler.num_row_steps(executor.tape.read)
+        self._know_ends(self._scheduler.num_free_steps(self._row_steps))
         return self._ends[self._num_free]
 
     def _know_ends(self, num_free: int) -> None:
@@ -92,6 +94,7 @@ class Leaps:
         self._unsaid += done
         del ends[:num_steps]
         self._num_free -= num_steps
+        self._row_steps -= num_steps
         self._last_step = executor.num_steps
 
     def halt(self) -> None:

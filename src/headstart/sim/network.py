@@ -48,11 +48,15 @@ class ControlNetwork:
         self.num_sent += 1
         fate = self.judge(sender, recipient, message)
         for _ in range(fate.num_copies):
-            arrival = self._clock.now() + self._rng.uniform(*self._delay_s) + fate.delay_s
+            arrival = self._clock.now() + self._draw_delay() + fate.delay_s
             if fate is FINE:
                 arrival = max(arrival, self._last_arrival.get((sender, recipient), 0.0))
                 self._last_arrival[sender, recipient] = arrival
             self._agenda.add(arrival, partial(self._deliver, sender, recipient, message))
+
+    def _draw_delay(self) -> float:
+        low, high = self._delay_s
+        return low if low == high else self._rng.uniform(low, high)
 
     def send_late(self, sender: str, recipient: str, tokens: Tokens, sent_at: Sequence[float]) -> None:
         """Tokens of steps, the last of which was said at `sent_at[-1]`, as one message; nobody judges it. What has
