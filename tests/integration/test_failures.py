@@ -140,28 +140,6 @@ def test_two_prefill_and_two_decode_workers_share_the_work(pairs: Cluster) -> No
 
 
 @pytest.mark.full
-def test_killing_a_decode_worker_mid_stream_goes_on_with_the_same_tokens_on_another(pairs: Cluster) -> None:
-    prompt = prompts(1, 100, seed=60)[0]
-    reference = pairs.complete(prompt, 200, logprobs=2)
-    body = {"model": DEMO, "prompt": prompt, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
-    ids: list[int] = []
-    with pairs.http.stream(
-        "POST", "/v1/completions", json={**body, "stream": True, "return_token_ids": True}
-    ) as response:
-        for line in response.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            ids += json.loads(line.removeprefix("data: "))["choices"][0].get("token_ids") or []
-            if len(ids) == 20:
-                owner = next(worker for worker in pairs.workers("decode") if worker["open_choices"])
-                pairs.kill(owner["name"])
-    answer = {"choices": [{"token_ids": ids}]}
-    assert len(ids) == 200
-    assert same_greedy(answer, reference)
-    until(lambda: len(pairs.alive("decode")) == 2, "a restart", 90)
-
-
-@pytest.mark.full
 def test_sigterm_lets_a_running_stream_finish(pairs: Cluster) -> None:
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(pairs.complete, prompt, 300) for prompt in prompts(2, 60, seed=70)]
