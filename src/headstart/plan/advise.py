@@ -16,6 +16,7 @@ from headstart.plan.advice import Advice, heading, panel, save, told
 from headstart.plan.advise_options import PlanOptions
 from headstart.plan.capacity import Estimate, Offered, Split, Worker, estimate
 from headstart.plan.cluster import Deployment, deployment_of
+from headstart.plan.cost import save_model
 from headstart.plan.demand import asks_of
 from headstart.plan.figure import draw
 from headstart.plan.search import choose, misses
@@ -31,6 +32,8 @@ def run(options: PlanOptions) -> int:
     """The command. Returns the exit status: 1 where there is no result, or where no split meets the targets."""
     try:
         deployment = deployment_of(options.deployment)
+        if options.cost.save_sheet:
+            save_model(deployment.costs, Path(options.cost.save_sheet))
         advices = [advise(plan, deployment, options) for plan in _plans(options, deployment)]
     except BenchError as error:
         print(f"headstart plan: {error}", file=sys.stderr)
@@ -140,6 +143,8 @@ def _plans(options: PlanOptions, deployment: Deployment) -> Iterator[Plan]:
         raise ConfigError(
             "headstart plan takes one seed and one --prefix-share; --max-concurrency may have several values"
         )
+    if options.load.prompt_format == "text":
+        raise ConfigError("--prompt-format text: a simulated cluster has no tokenizer; leave it at ids")
     return plans(options.bench, deployment.spec.decode.context_len)
 
 
