@@ -167,18 +167,23 @@ def draw(over_workers: list[Result], over_requests: list[Result], folder: Path) 
         (over_requests, "num_requests", "requests"),
     )
     for axes, (results, key, label) in zip(all_axes, panels, strict=True):
-        for jumps, style in ((True, "o-"), (False, "s--")):
+        for jumps, name in ((True, "CPU time, with jumps"), (False, "CPU time, step by step")):
             shown = [result for result in results if result.jumps is jumps]
-            costs = [1e3 * result.cpu_s / result.num_requests for result in shown]
-            name = "CPU time, with jumps" if jumps else "CPU time, step by step"
-            axes.plot([getattr(result, key) for result in shown], costs, style, label=name)
-        axes.set(xlabel=label, ylabel="CPU time of a request (ms)", xscale="log", ylim=(0, None))
+            if shown:
+                costs = [1e3 * result.cpu_s / result.num_requests for result in shown]
+                axes.plot([getattr(result, key) for result in shown], costs, "o-" if jumps else "s--", label=name)
+        axes.set(xlabel=label, ylabel="CPU time of a request (ms)", xscale="log")
+        ticks = sorted({getattr(result, key) for result in results})
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=30)
+        axes.minorticks_off()
         memory = axes.twinx()
         shown = [result for result in results if result.jumps]
         memory.plot(
             [getattr(r, key) for r in shown], [r.peak_rss_mb for r in shown], "^:", color="grey", label="memory"
         )
-        memory.set(ylabel="peak resident memory (MB)", ylim=(0, None))
+        memory.set(ylabel="peak resident memory (MB)")
+        for scale in (axes, memory):
+            scale.set_ylim(0, 1.35 * scale.get_ylim()[1])
         axes.grid(alpha=0.3)
         lines = [*axes.get_lines(), *memory.get_lines()]
         axes.legend(lines, [str(line.get_label()) for line in lines], fontsize=8, loc="upper left")

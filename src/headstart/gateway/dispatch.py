@@ -345,20 +345,21 @@ class Dispatcher:
 
     def _place(self, choice: Choice, now: float) -> None:
         """Hand a queued choice to a worker, leave it queued, or fail it."""
-        workers = [record for record in self.registry.of_role(DECODE) if record.may_return]
-        if not workers:
-            self._wait_for_worker(choice, now)
-            return
-        if max(record.join.capacity_tokens for record in workers) < choice.num_tokens:
-            message = f"prompt and max_tokens need {choice.num_tokens} tokens, more than any worker can hold"
-            self._fail(choice, ErrorCode.TOO_LONG, message)
-            return
         num_tokens = choice.num_tokens
-        able = [record for record in workers if record.is_alive and record.join.capacity_tokens >= num_tokens]
+        able = [record for record in self.registry.alive(DECODE) if record.join.capacity_tokens >= num_tokens]
         free = [record for record in able if record.ref not in choice.refusals] if choice.refusals else able
         if free:
             self._hand_over(choice, self._pick(choice, free), now)
-        elif able and choice.num_setbacks == 0:
+        elif able:
+            self._wait_for_room(choice)
+        elif (capacity := self.capacity_tokens) is None:
+            self._wait_for_worker(choice, now)
+        elif capacity < num_tokens:
+            message = f"prompt and max_tokens need {num_tokens} tokens, more than any worker can hold"
+            self._fail(choice, ErrorCode.TOO_LONG, message)
+
+    def _wait_for_room(self, choice: Choice) -> None:
+        if choice.num_setbacks == 0:
             is_full = ErrorCode.BUSY in choice.refusals.values()
             code = ErrorCode.BUSY if is_full else ErrorCode.UNAVAILABLE
             self._fail(choice, code, "no worker takes new requests now, try again later")
@@ -371,10 +372,12 @@ class Dispatcher:
             self._fail(choice, ErrorCode.WORKER_LOST, "its worker died and no other has taken its place")
 
     def _pick(self, choice: Choice, free: list[WorkerRecord]) -> WorkerRecord:
-        siblings = {sibling.worker for sibling in self._choices[choice.key[0]].values() if sibling is not choice}
-        together = [record for record in free if record.ref in siblings]
-        if together:
-            return together[0]
+        choices = self._choices[choice.key[0]].values()
+        if len(choices) > 1:
+            siblings = {sibling.worker for sibling in choices if sibling is not choice}
+            together = [record for record in free if record.ref in siblings]
+            if together:
+                return together[0]
         return self._policy.pick(choice.request.namespace, choice.request.prompt, free)
 
     def _hand_over(self, choice: Choice, record: WorkerRecord, now: float) -> None:

@@ -60,10 +60,11 @@ class PrefixAffinity:
         if len(candidates) == 1:
             return candidates[0]
         held = self.index.match(namespace, tokens)
+        weight, open_choices, draw = self.tokens_per_choice, self.open_choices, self.rng.random
         _, _, best = min(
             (
-                self.tokens_per_choice * load_of(record, self.open_choices) - held.get(record.ref, 0),
-                self.rng.random(),
+                weight * load_of(record, open_choices) - held.get(record.ref, 0),
+                draw(),
                 index,
             )
             for index, record in enumerate(candidates)
@@ -90,8 +91,9 @@ def rank_prefill(num_tokens: int, workers: Sequence[WorkerRecord]) -> tuple[str,
 
     The first is charged with the prompt until its next heartbeat says what became of it.
     """
-    able = [record for record in workers if record.join.capacity_tokens >= num_tokens]
-    able.sort(key=lambda record: (record.load.queued_tokens + record.unreported_tokens, record.ref.name))
-    if able:
-        able[0].unreported_tokens += num_tokens
-    return tuple(record.ref.name for record in able)
+    able = {record.ref.name: record for record in workers if record.join.capacity_tokens >= num_tokens}
+    queues = sorted([(record.load.queued_tokens + record.unreported_tokens, name) for name, record in able.items()])
+    ranking = tuple([name for _, name in queues])
+    if ranking:
+        able[ranking[0]].unreported_tokens += num_tokens
+    return ranking

@@ -37,10 +37,10 @@ class WorkerRecord:
     load: WorkerLoad = field(default_factory=WorkerLoad)
     state: WorkerState = WorkerState.ALIVE
     unreported_tokens: int = 0  # prompt tokens ranked onto this prefill worker since its last heartbeat
+    ref: WorkerRef = field(init=False)
 
-    @property
-    def ref(self) -> WorkerRef:
-        return self.join.worker
+    def __post_init__(self) -> None:
+        self.ref = self.join.worker
 
     @property
     def is_alive(self) -> bool:
@@ -133,7 +133,7 @@ class Registry:
         return iter(self._by_role.get(role, {}).values())
 
     def alive(self, role: str) -> list[WorkerRecord]:
-        return [record for record in self.of_role(role) if record.is_alive]
+        return [record for record in self.of_role(role) if record.state is WorkerState.ALIVE]
 
     def all(self) -> Iterator[WorkerRecord]:
         return iter(self._records.values())
