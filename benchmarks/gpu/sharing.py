@@ -19,9 +19,6 @@ def arms_of(scene: Scene, card: Card) -> dict:
         "siblings side by side": scene.decode(card, plain, siblings),
         "grouped": scene.decode(card, tile, tiling_for(card, work, tile)),
         "grouped, exact": scene.decode(card, tile, tiling_for(card, work, tile, deterministic=True)),
-        "grouped, exact 1024": scene.decode(
-            card, tile, tiling_for(card, work, tile, deterministic=True, exact_chunk=1024)
-        ),
         "queue, exact": scene.decode(
             card, tile, tiling_for(card, work, tile, deterministic=True, min_share=NO_SHARING)
         ),

@@ -46,8 +46,8 @@ def split_e4m3(q):
     """[rows, D] -> e4m3 `high` and `low`, and fp32 [rows, 1] `unscale`: q = (high + low) * unscale.
 
     e4m3 keeps four significant bits, so two hold the eight of a bf16 number. A row is scaled by a power of two to end
-    below 256: what is lost lies under 2**-17 of its largest element. `high` is rounded by its bits, since ptxas 13.0
-    can read a number before it is packed, where it is unpacked again.
+    below 256: what is lost lies under 2**-17 of its largest element. `high` is rounded by its bits, not packed and
+    unpacked: ptxas 12.8 was seen to move such an unpacking before its packing.
     """
     q = q.to(tl.float32)
     peak = tl.maximum(tl.max(tl.abs(q), 1), 1e-30)
