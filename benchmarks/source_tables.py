@@ -268,7 +268,7 @@ def varied(source: Source, case: Case, row: Row, num_requests: int) -> Iterator[
 def changes(source: Source, case: Case) -> Iterator[tuple[str, Assumed]]:
     """#19746's batch was read off log lines of its busiest time; its mean, as throughput and TPOT give it, is smaller."""
     assert case.observed is not None
-    for share in (0.4, SLOW_PREFILL):
+    for share in (0.4, SLOW_PREFILL, 0.12):
         yield f"prefill at {share:.0%} of the arithmetic rate", replace(case.assumed, compute_share=share)
     mean_running = case.observed.cells["output_throughput"] * case.observed.itl_ms / 1e3
     if round(mean_running) != round(case.observed.running):
