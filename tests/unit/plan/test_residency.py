@@ -1,13 +1,23 @@
 """The closed forms against hand-made tables for H100, bf16, and against published numbers of SGLang #19746."""
 
+from typing import Any, Literal
+
 import pytest
 
+from headstart.bench.drive import Pace
+from headstart.bench.measure import Plan
+from headstart.bench.workload import Length, SharedPrefix, TokenSource
+from headstart.plan.cluster import deployment_of
+from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
 from headstart.plan.residency import PrefixedLoad
+from headstart.plan.simulate import simulated_row
 
 KV_8B, KV_32B, KV_32B_FP8 = 147_456, 262_144, 131_072
 WEIGHTS_8B, WEIGHTS_32B = 15.14e9, 63.97e9
 BANDWIDTH = 3.35e12
 POOL_8B, POOL_32B_TP2, POOL_32B_TP4 = 53.6e9, 74.5e9, 214.5e9
+
+POOL_TOKENS = 19_200
 
 SHORT_OUTPUTS = PrefixedLoad(8, 7000, 1000, 256)
 LONG_PREFIXES = PrefixedLoad(4, 32_000, 512, 256)
@@ -79,3 +89,24 @@ def test_sglang_19746_fills_its_pool_with_37_requests_and_three_quarters_of_it_w
 
 def test_a_pool_that_the_prefixes_alone_overfill_holds_nobody() -> None:
     assert MANY_GROUPS.most_resident(500_000, shared=True) == 0
+
+
+def simulated_decode(cache: Literal["both", "prefill"]) -> dict[str, Any]:
+    """The decode worker of a run in which 24 clients ask for 2 prefixes of 1,600 tokens, 200 more and 64 outputs."""
+    options = DeploymentOptions(
+        cluster=ClusterOptions(pool_tokens=POOL_TOKENS, page_size=64, cache=cache),
+        limits=LimitOptions(num_reserved_decode_tokens=64, local_prefill_tokens=0),
+    )
+    workload = SharedPrefix(2, 24, Length(1600), Length(200), Length(64)).build(1)
+    row = simulated_row(Plan(workload, {}, Pace(24), 1), deployment_of(options), "", TokenSource(1000, 30_000))
+    (decode,) = [worker for worker in row["workers"] if worker["worker"].startswith("decode")]
+    return decode
+
+
+def test_what_the_closed_form_holds_is_what_a_simulation_comes_to_hold() -> None:
+    load = PrefixedLoad(2, 1600, 200, 64)
+    alone, shared = simulated_decode("prefill"), simulated_decode("both")
+    assert alone["running"]["max"] == load.most_resident(POOL_TOKENS, shared=False) == 10
+    assert alone["pool_usage"]["max"] > 0.95
+    assert shared["running"]["max"] > 20
+    assert shared["pool_usage"]["max"] == pytest.approx(load.resident_tokens(24, shared=True) / POOL_TOKENS, rel=0.1)
