@@ -1,7 +1,8 @@
 """uvicorn's HTTP/1.1, with bounds on clients that open connections and say nothing.
 
     waiting ─whole head of a request─► asked ─answered─► waiting (uvicorn's keep-alive bounds the silence between)
-       └─too long over one head─► closed
+       │                                └─answered before its body was whole─► late ─whole body─► waiting
+       └─too long over one head─► closed                                        └─too long over the rest─► closed
 
 A connection beyond the last that there is room for is answered 503 and closed.
 """
@@ -25,7 +26,9 @@ class ConnectionLimits:
     """Bounds of one listener."""
 
     max_connections: int
-    head_timeout_s: float = 15.0  # from its first byte, or from the connection's start, until a request's head is whole
+    head_timeout_s: float = 15.0
+    """From its first byte, or from the connection's start, until a request's head is whole; and for what is still to come
+    of a body when its answer is out."""
     max_head_bytes: int = 64 << 10  # request line and headers; beyond it, 400
 
 
@@ -57,7 +60,8 @@ class ImpatientProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state is h11.IDLE:
+        is_late = self.conn.our_state is h11.DONE  # with a body that nobody reads any more
+        if is_late or self.conn.their_state is h11.IDLE:
             self._expect_head()
         else:
             self._forget()

@@ -93,6 +93,29 @@ def test_the_time_starts_anew_for_the_head_of_the_next_request() -> None:
     with_server(SHORT, talk)
 
 
+def test_a_client_that_drips_the_body_of_an_answered_request_gains_no_time() -> None:
+    async def talk(reader, writer) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        reading = asyncio.create_task(reader.read())
+        while not reading.done():
+            writer.write(b"x")
+            await asyncio.wait([reading], timeout=0.02)
+        assert reading.result() == b""
+
+    with_server(SHORT, talk)
+
+
+def test_a_body_that_ends_after_its_answer_keeps_the_connection() -> None:
+    async def talk(reader, writer) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n")
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.write(b"xxx" + GET)
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+
+    with_server(SHORT, talk)
+
+
 def test_headers_beyond_the_limit_are_a_400() -> None:
     async def talk(reader, writer) -> None:
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 70_000)
