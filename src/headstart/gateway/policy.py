@@ -12,6 +12,8 @@ from headstart.gateway.registry import WorkerRecord
 
 OpenChoices = Callable[[WorkerRef], int]
 """Choices this gateway has open on a worker: newer than any heartbeat."""
+TOKENS_PER_CHOICE = 256
+"""The price of one more choice on a worker, in tokens that another would have to compute."""
 
 
 class DecodePolicy(Protocol):
@@ -54,7 +56,7 @@ class PrefixAffinity:
     open_choices: OpenChoices
     rng: Random
     index: PrefixIndex
-    tokens_per_choice: int = 256
+    tokens_per_choice: int = TOKENS_PER_CHOICE
 
     def pick(self, namespace: bytes, tokens: Int32Array, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
         if len(candidates) == 1:
@@ -84,6 +86,10 @@ def prefix_affinity(open_choices: OpenChoices, rng: Random) -> DecodePolicy:
 
 def least_loaded(open_choices: OpenChoices, rng: Random) -> DecodePolicy:
     return LeastLoaded(open_choices, rng)
+
+
+POLICIES: dict[str, MakePolicy] = {"cache_aware": prefix_affinity, "least_loaded": least_loaded}
+"""By --load-balance-method."""
 
 
 def rank_prefill(num_tokens: int, workers: Sequence[WorkerRecord]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from headstart.config.errors import ConfigError, require
 from headstart.config.resolve import PoolPlan, StepPlan, resolve_page_size, resolve_step
 from headstart.config.settings import CacheSettings, StepSettings
 from headstart.gateway.limits import DispatchLimits
-from headstart.gateway.policy import least_loaded, prefix_affinity
+from headstart.gateway.policy import POLICIES
 from headstart.plan.calibrate import calibrate
 from headstart.plan.cost import CostModel, load_model
 from headstart.plan.hardware import card_named
@@ -21,7 +21,6 @@ from headstart.sim.spec import Modelling, Timing, WorldSpec
 MAX_UNFINISHED = 1 << 20
 """The simulated gateway takes whatever the workload sends."""
 VOCAB_SIZE = 30_000
-POLICIES = {"cache_aware": prefix_affinity, "least_loaded": least_loaded}
 TRIAL_CHUNK = 2048
 """Tokens of the chunk by which a prefill worker's speed is judged, as a real worker does when it starts."""
 

@@ -19,7 +19,7 @@ from headstart.core.request import Request
 from headstart.gateway.choice import Sink
 from headstart.gateway.dispatch import Dispatcher
 from headstart.gateway.flush import FlushDone
-from headstart.gateway.policy import MakePolicy, least_loaded, prefix_affinity
+from headstart.gateway.policy import POLICIES, MakePolicy
 from headstart.scheduler.contract import Scheduler, Send
 from headstart.transfer.contract import PageDigests, TransferError, TransferEvent, Transport
 from headstart.worker.schedulers import SchedulerPorts, SchedulerSpec, make_scheduler
@@ -49,7 +49,6 @@ from headstart.worker.tape import (
     transferred,
 )
 
-POLICIES: dict[str, MakePolicy] = {"cache_aware": prefix_affinity, "least_loaded": least_loaded}
 FLUSH_CLIENT = "whoever asked for a flush"
 
 R = TypeVar("R")
