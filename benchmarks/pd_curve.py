@@ -17,7 +17,7 @@ from headstart.bench.measure import Plan
 from headstart.bench.workload import Workload
 from headstart.plan.advise import offered_of, worker_of
 from headstart.plan.advise_options import Targets
-from headstart.plan.capacity import Estimate, Split, estimate
+from headstart.plan.capacity import Capacity, Estimate, Split
 from headstart.plan.cluster import deployment_of
 from headstart.plan.figure import Curve, Panel, draw
 from headstart.plan.search import Trial
@@ -38,7 +38,7 @@ def main() -> None:
     for case in cases():
         trials = trials_of(case, arguments.clients, arguments.requests)
         offered, worker = offered_of(trials.plan), worker_of(trials.deployment)
-        estimates = [estimate(split, offered, worker, None) for split in splits]
+        estimates = [*map(Capacity(offered, worker).of, splits)]
         simulated = []
         for split in splits:
             simulated.append(trials.simulate(split, worker.max_running))

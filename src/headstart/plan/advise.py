@@ -14,7 +14,7 @@ from headstart.bench.workload import TokenSource
 from headstart.config.errors import ConfigError, require
 from headstart.plan.advice import Advice, heading, panel, save, told
 from headstart.plan.advise_options import PlanOptions
-from headstart.plan.capacity import Estimate, Offered, Split, Worker, estimate
+from headstart.plan.capacity import Capacity, Estimate, Offered, Split, Worker
 from headstart.plan.cluster import Deployment, deployment_of
 from headstart.plan.cost import save_model
 from headstart.plan.demand import asks_of
@@ -50,7 +50,10 @@ def run(options: PlanOptions) -> int:
 
 def advise(plan: Plan, deployment: Deployment, options: PlanOptions) -> Advice:
     """Raises ConfigError where the cards make no pair of workers, BenchError where a simulated request fails."""
-    adviser = Adviser(offered_of(plan), worker_of(deployment), options, plan, deployment)
+    offered, worker = offered_of(plan), worker_of(deployment)
+    tightest_ms = options.targets.tightest_itl_ms
+    capacity = Capacity(offered, worker, None if tightest_ms is None else tightest_ms / 1e3)
+    adviser = Adviser(capacity, offered, worker.max_running, options, plan, deployment)
     if options.cards != "auto":
         return adviser.of(options.cards)
     if not options.targets.are_given:
@@ -62,8 +65,9 @@ def advise(plan: Plan, deployment: Deployment, options: PlanOptions) -> Advice:
 class Adviser:
     """About one load on one kind of worker, for any number of cards."""
 
+    capacity: Capacity
     offered: Offered
-    worker: Worker
+    max_running: int
     options: PlanOptions
     plan: Plan
     deployment: Deployment
@@ -86,10 +90,7 @@ class Adviser:
         return tried[-1]
 
     def _estimates(self, cards: int) -> list[Estimate]:
-        tightest = self.options.targets.tightest_itl_ms
-        itl_s = None if tightest is None else tightest / 1e3
-        splits = splits_of(cards, self.options.cost.tp)
-        return [estimate(split, self.offered, self.worker, itl_s) for split in splits]
+        return [*map(self.capacity.of, splits_of(cards, self.options.cost.tp))]
 
     def _promises(self, found: Estimate) -> bool:
         """Whether the targets could be met, and an offered load be served whole."""
@@ -101,9 +102,9 @@ class Adviser:
     def _simulated(self, cards: int, estimates: list[Estimate]) -> Advice:
         source = TokenSource(*self.options.load.token_ids)
         trials = Trials(self.plan, self.deployment, self.options.targets, source)
-        ordered = choose(estimates, self.options.targets, self.worker.max_running, trials.simulate)
+        ordered = choose(estimates, self.options.targets, self.max_running, trials.simulate)
         load = described(self.plan, self.offered)
-        return Advice(load, cards, tuple(estimates), tuple(ordered), self.worker.max_running)
+        return Advice(load, cards, tuple(estimates), tuple(ordered), self.max_running)
 
 
 def splits_of(cards: int, tp: int) -> list[Split]:

@@ -85,97 +85,142 @@ class Estimate:
     link_rate: float
 
 
-def estimate(split: Split, offered: Offered, worker: Worker, itl_target_s: float | None) -> Estimate:
-    """The largest batch within every bound. A batch of one is taken even where it breaks the target."""
-    steady = _Steady(split, offered, worker, itl_target_s)
-    low, high = 1, worker.max_running + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if steady.bound(middle) is None else (low, middle)
-    bound = steady.bound(high) or Bound.ROWS
-    rate = steady.rate_at(bound, low)
-    return Estimate(
-        split,
-        low,
-        rate,
-        steady.ttft(rate, low),
-        steady.step_s(low),
-        steady.resident(low),
-        steady.spoken(bound, low),
-        steady.prefill_rate,
-        steady.link_rate,
-    )
+class Capacity:
+    """Of any split of one kind of worker under one load. What one side alone decides is worked out once."""
 
-
-class _Steady:
-    """One split's rates as functions of the decode batch."""
-
-    def __init__(self, split: Split, offered: Offered, worker: Worker, itl_target_s: float | None) -> None:
-        self._split = split
+    def __init__(self, offered: Offered, worker: Worker, itl_target_s: float | None = None) -> None:
         self._offered = offered
         self._worker = worker
         self._itl_target_s = itl_target_s
-        work = prompt_work(offered.asks, split.num_prefill, warm=offered.warm)
-        self.prompt_s = fmean(prompt_time(job, worker) for job in work)
-        self.prefill_rate = split.num_prefill / self.prompt_s
-        places = placed((*offered.warm, *offered.asks), split.num_decode, offered.num_clients or worker.max_running)
-        self._fullest = max(places, key=len)
-        asks = [ask for place in places for ask in place]
-        moved = delta_tokens(asks, places) if worker.keeps_cache else fmean(ask.prompt_len for ask in asks)
-        self.transfer_s = worker.costs.link_time(round(moved * worker.costs.kv_token_bytes))
-        self.link_rate = min(split.num_prefill, split.num_decode) / self.transfer_s
-        self.idle_s = self.prompt_s + self.transfer_s
+        self._prompt_s = lru_cache(None)(self._mean_prompt_s)
+        self._decoding = lru_cache(None)(self._decoding_of)
+
+    def of(self, split: Split) -> Estimate:
+        """The largest batch within every bound. A batch of one is taken even where it breaks the target."""
+        prompt_s, decoding = self._prompt_s(split.num_prefill), self._decoding(split.num_decode)
+        steady = _Steady(split, self._offered, self._worker, self._itl_target_s, prompt_s, decoding)
+        low, high = 1, self._worker.max_running + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if steady.bound(middle) is None else (low, middle)
+        bound = steady.bound(high) or Bound.ROWS
+        rate = steady.rate_at(bound, low)
+        return Estimate(
+            split,
+            low,
+            rate,
+            steady.ttft(rate, low),
+            decoding.step_s(low),
+            decoding.resident(low),
+            steady.spoken(bound, low),
+            steady.prefill_rate,
+            steady.link_rate,
+        )
+
+    def _mean_prompt_s(self, num_prefill: int) -> float:
+        work = prompt_work(self._offered.asks, num_prefill, warm=self._offered.warm)
+        return fmean(prompt_time(job, self._worker) for job in work)
+
+    def _decoding_of(self, num_decode: int) -> "_Decoding":
+        offered, worker = self._offered, self._worker
+        places = placed((*offered.warm, *offered.asks), num_decode, offered.num_clients or worker.max_running)
+        if worker.keeps_cache:
+            moved = delta_tokens(places, warm=offered.warm)
+        else:
+            moved = fmean(ask.prompt_len for ask in offered.asks)
+        return _Decoding(worker, max(places, key=len), round(moved * worker.costs.kv_token_bytes))
+
+
+class _Decoding:
+    """The decode worker with the most requests, as functions of the batch that it runs."""
+
+    def __init__(self, worker: Worker, asks: Sequence[Ask], moved_bytes: int) -> None:
+        self._worker = worker
+        self._asks = asks
+        self._moved_bytes = moved_bytes
         self.step_s = lru_cache(None)(self._step_s)
+        self.resident = lru_cache(None)(self._resident)
+
+    @property
+    def transfer_s(self) -> float:
+        """Of what a request lacks on average."""
+        return self._worker.costs.link_time(self._moved_bytes)
+
+    def _resident(self, batch: int) -> float:
+        batch_held = held(self._asks, batch, whole=True)
+        return batch_held.unique if self._worker.keeps_cache else batch_held.each
+
+    def _step_s(self, batch: int) -> float:
+        batch_held = held(self._asks, batch, whole=False)
+        each = round(batch_held.each)
+        unique = round(batch_held.unique) if self._worker.keeps_cache else each
+        return self._worker.costs.decode_time(StepShape(batch, batch, each, unique, each))
+
+
+@dataclass(frozen=True, slots=True)
+class _Steady:
+    """One split's rates as functions of the decode batch."""
+
+    split: Split
+    offered: Offered
+    worker: Worker
+    itl_target_s: float | None
+    prompt_s: float
+    decoding: _Decoding
+
+    @property
+    def prefill_rate(self) -> float:
+        return self.split.num_prefill / self.prompt_s
+
+    @property
+    def link_rate(self) -> float:
+        return min(self.split.num_prefill, self.split.num_decode) / self.decoding.transfer_s
+
+    @property
+    def idle_s(self) -> float:
+        """What a request waits for its prompt in an idle system."""
+        return self.prompt_s + self.decoding.transfer_s
 
     def rate(self, batch: int) -> float:
-        return self._split.num_decode * batch / (self._offered.output_len * self.step_s(batch))
+        return self.split.num_decode * batch / (self.offered.output_len * self.decoding.step_s(batch))
 
     def rate_at(self, bound: Bound, batch: int) -> float:
         """With `batch` the largest that breaks nothing: a rate that binds is reached by a batch between two numbers."""
         binding = {
             Bound.PREFILL: self.prefill_rate,
             Bound.LINK: self.link_rate,
-            Bound.LOAD: self._offered.rate or self.rate(batch),
+            Bound.LOAD: self.offered.rate or self.rate(batch),
         }
         return binding.get(bound, self.rate(batch))
 
-    def resident(self, batch: int) -> float:
-        batch_held = held(self._fullest, batch, whole=True)
-        return batch_held.unique if self._worker.keeps_cache else batch_held.each
-
     def ttft(self, rate: float, batch: int) -> float:
         """Clients that wait: what Little's law leaves beside decoding. A rate: an M/D/1 queue before prefill."""
-        idle_s = self.idle_s + self.step_s(batch)
-        if self._offered.num_clients is not None:
-            return max(idle_s, self._offered.num_clients / rate - self._offered.output_len * self.step_s(batch))
+        step_s = self.decoding.step_s(batch)
+        idle_s = self.idle_s + step_s
+        if self.offered.num_clients is not None:
+            return max(idle_s, self.offered.num_clients / rate - self.offered.output_len * step_s)
         use = rate / self.prefill_rate
         return idle_s + (use / (2 * (1 - use)) * self.prompt_s if use < 1 else float("inf"))
 
     def bound(self, batch: int) -> Bound | None:
         """The first bound that `batch` running requests on each decode worker break."""
         rate = self.rate(batch)
-        clients = self._offered.num_clients
+        clients, offered_rate = self.offered.num_clients, self.offered.rate
         broken = {
-            Bound.RESIDENCY: self.resident(batch) > self._worker.pool_tokens,
-            Bound.ROWS: batch > self._worker.max_running,
-            Bound.ITL: self._itl_target_s is not None and self.step_s(batch) > self._itl_target_s,
+            Bound.RESIDENCY: self.decoding.resident(batch) > self.worker.pool_tokens,
+            Bound.ROWS: batch > self.worker.max_running,
+            Bound.ITL: self.itl_target_s is not None and self.decoding.step_s(batch) > self.itl_target_s,
             Bound.PREFILL: rate > self.prefill_rate,
             Bound.LINK: rate > self.link_rate,
-            Bound.DECODE: clients is not None and self._split.num_decode * batch + rate * self.idle_s > clients,
-            Bound.LOAD: self._offered.rate is not None and rate > self._offered.rate,
+            Bound.DECODE: clients is not None and self.split.num_decode * batch + rate * self.idle_s > clients,
+            Bound.LOAD: offered_rate is not None and rate > offered_rate,
         }
         return next((bound for bound, is_broken in broken.items() if is_broken), None)
 
     def spoken(self, bound: Bound, batch: int) -> Bound:
         """Clients that are all served wait for steps, or for prefill of an idle system: whichever takes longer."""
-        waits = self.idle_s > self._offered.output_len * self.step_s(batch)
+        waits = self.idle_s > self.offered.output_len * self.decoding.step_s(batch)
         return Bound.LATENCY if bound is Bound.DECODE and waits else bound
-
-    def _step_s(self, batch: int) -> float:
-        batch_held = held(self._fullest, batch, whole=False)
-        each = round(batch_held.each)
-        unique = round(batch_held.unique) if self._worker.keeps_cache else each
-        return self._worker.costs.decode_time(StepShape(batch, batch, each, unique, each))
 
 
 def prompt_time(job: PromptWork, worker: Worker) -> float:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from headstart.bench.workload import Piece, Session, stream_id
+from headstart.gateway.policy import TOKENS_PER_CHOICE
 
-TOKENS_PER_CHOICE = 256
-"""The gateway's price of one choice on a decode worker, in tokens that another would have to compute."""
 NUM_WINDOWS = 16
 
 
@@ -159,15 +158,17 @@ def placed(asks: Sequence[Ask], num_workers: int, at_once: int) -> list[list[Ask
     return places
 
 
-def delta_tokens(asks: Sequence[Ask], places: Sequence[Sequence[Ask]]) -> float:
-    """Mean prompt tokens that a decode worker lacks when it keeps everything it ever held."""
-    missing = 0
+def delta_tokens(places: Sequence[Sequence[Ask]], *, warm: Sequence[Ask] = ()) -> float:
+    """Mean prompt tokens that a decode worker lacks when it keeps everything it ever held. `warm` is not counted."""
+    uncounted = frozenset(warm)
+    missing = []
     for place in places:
         index = PathIndex()
         for ask in place:
-            missing += ask.prompt_len - index.known(ask.prompt)
+            if ask not in uncounted:
+                missing.append(ask.prompt_len - index.known(ask.prompt))
             index.add(ask.whole())
-    return missing / len(asks)
+    return fmean(missing)
 
 
 def held(asks: Sequence[Ask], num_rows: int, *, whole: bool) -> Held:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headstart.bench.workload import Length, SharedPrefix
-from headstart.plan.capacity import Bound, Estimate, Offered, Split, Worker, estimate, narrowed, prompt_time
+from headstart.plan.capacity import Bound, Capacity, Estimate, Offered, Split, Worker, narrowed, prompt_time
 from headstart.plan.cost import CostModel, LinkCoefficients, StepCoefficients
 from headstart.plan.demand import PromptWork, asks_of
 
@@ -21,7 +21,7 @@ CLIENTS = Offered(ASKS, num_clients=64)
 def estimated(
     split: Split = ONE_EACH, offered: Offered = CLIENTS, worker: Worker = WORKER, itl_s: float | None = None
 ) -> Estimate:
-    return estimate(split, offered, worker, itl_s)
+    return Capacity(offered, worker, itl_s).of(split)
 
 
 def test_prefill_workers_that_are_too_few_bind() -> None:

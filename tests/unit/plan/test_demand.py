@@ -63,7 +63,8 @@ def test_what_the_warm_up_asked_is_computed_no_more() -> None:
 def test_a_prefill_worker_computes_the_previous_answer_again_and_a_decode_worker_has_it() -> None:
     asks = asks_of(MultiTurn(1, 2, Length(100), Length(10), Length(20)).build(1).measured)
     assert [job.num_new for job in prompt_work(asks, 1)] == [99, 29]
-    assert delta_tokens(asks, [asks]) == (100 + 10) / 2
+    assert delta_tokens([asks]) == (100 + 10) / 2
+    assert delta_tokens([asks], warm=asks[:1]) == 10
 
 
 def test_groups_gather_on_decode_workers_that_hold_them() -> None:
