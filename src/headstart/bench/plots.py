@@ -5,25 +5,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from headstart.bench.errors import BenchError
+from headstart.bench.errors import BenchError, writing
 from headstart.bench.measure import Row
 
 MAX_CURVES = 20
 
 
 def draw(runs: list[Row], folder: Path) -> list[Path]:
-    """Every picture for which the runs have data. Raises BenchError without matplotlib."""
+    """Every picture for which the runs have data. Raises BenchError without matplotlib, or where `folder` cannot be
+    written."""
     try:
         import matplotlib
     except ImportError as error:
         raise BenchError("plots need matplotlib: pip install 'headstart[dev]'") from error
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "headstart"  # the same runs give the same bytes
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    for name, picture in PICTURES.items():
-        drawn += _draw(name, picture, runs, folder)
-    return drawn
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        return [path for name, picture in PICTURES.items() for path in _draw(name, picture, runs, folder)]
 
 
 def _draw(name: str, picture: Callable[[Any, list[Row]], bool], runs: list[Row], folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headstart.bench.errors import BenchError
+from headstart.bench.errors import BenchError, writing
 from headstart.bench.measure import Row
 
 WIDTH = 50
@@ -94,12 +94,13 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def save(path: Path, machine: dict[str, Any], runs: list[Row], *, append: bool = False) -> None:
-    """Raises BenchError when appending to runs of another machine."""
+    """Raises BenchError when appending to runs of another machine, and where the file cannot be written."""
     if append and path.exists():
         report = load(path)
         if changed := [fact for fact in FACTS if machine[fact] != report["machine"].get(fact)]:
             raise BenchError(f"{path} holds runs of another machine: {', '.join(changed)} differ")
         runs = report["runs"] + runs
-    path.parent.mkdir(parents=True, exist_ok=True)
-    body = {"schema": SCHEMA, "machine": machine, "runs": runs}
-    path.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n")
+    body = json.dumps({"schema": SCHEMA, "machine": machine, "runs": runs}, indent=1, allow_nan=False)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(body + "\n")

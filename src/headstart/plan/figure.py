@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from headstart.bench.errors import BenchError
+from headstart.bench.errors import BenchError, writing
 from headstart.plan.capacity import Split
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -37,7 +37,7 @@ class Panel:
 
 def draw(panels: Sequence[Panel], path: Path) -> list[Path]:
     """Write `path` with the endings .png and .svg, the same bytes for the same curves. Raises BenchError without
-    matplotlib."""
+    matplotlib, or where they cannot be written."""
     try:
         import matplotlib
     except ImportError as error:
@@ -50,10 +50,11 @@ def draw(panels: Sequence[Panel], path: Path) -> list[Path]:
     figure, axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
     for panel, panel_axes in zip(panels, axes[0], strict=True):
         _draw_panel(panel_axes, panel)
-    path.parent.mkdir(parents=True, exist_ok=True)
     paths = [path.with_suffix(ending) for ending in (".png", ".svg")]
-    for written in paths:
-        figure.savefig(written, dpi=130, metadata={"Date": None} if written.suffix == ".svg" else {"Software": None})
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for drawn in paths:
+            figure.savefig(drawn, dpi=130, metadata={"Date": None} if drawn.suffix == ".svg" else {"Software": None})
     pyplot.close(figure)
     return paths
 
@@ -71,7 +72,8 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     axes.set_xticks(range(len(splits)), [f"{split.num_prefill}:{split.num_decode}" for split in splits])
     axes.set_xlabel("prefill workers : decode workers")
     axes.set_ylabel(panel.y_label)
-    axes.set_ylim(0, 1.1 * max((rate for curve in panel.curves for _, rate in curve.points), default=1.0))
+    highest = max((rate for curve in panel.curves for _, rate in curve.points), default=0.0)
+    axes.set_ylim(0, 1.1 * highest or 1.0)
     axes.set_title(fill(panel.title, TITLE_WIDTH), fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -75,6 +75,15 @@ def test_runs_of_another_machine_are_not_mixed_in(tmp_path):
         save(path, MACHINE | {"cores": 4}, [run()], append=True)
 
 
+def test_what_cannot_be_written_is_said(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(BenchError, match="cannot be written"):
+        save(file / "r.json", MACHINE, [run()])
+    with pytest.raises(BenchError, match="cannot be written"):
+        draw([run()], file / "plots")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}'])
 def test_other_files_are_refused(tmp_path, text):
     path = tmp_path / "r.json"
