@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from headstart.config.errors import ConfigError
+from headstart.config.errors import ConfigError, require
 from headstart.sim.cost import StepShape
 
 
@@ -42,6 +42,11 @@ class StepCoefficients:
     row_tile: int = 1  # tokens are padded to a multiple of this
     experts: Experts = Experts()
     overlaps: bool = False
+
+    def __post_init__(self) -> None:
+        seconds = (self.fixed_s, self.weights_s, self.kv_token_s, self.row_s, self.request_s, self.pair_s)
+        require(min(seconds) >= 0, "the coefficients of a step must not be negative")
+        require(self.row_tile >= 1, f"row_tile must be at least 1, got {self.row_tile}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,7 @@ def load_model(path: Path) -> CostModel:
         model = msgspec.json.decode(path.read_bytes(), type=CostModel)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ConfigError) as error:
         raise ConfigError(f"{path} is no cost model: {error}") from error
     if model.device not in ("cpu", "cuda"):
         raise ConfigError(f"{path}: device {model.device!r} is neither cpu nor cuda")

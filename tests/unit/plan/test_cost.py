@@ -1,5 +1,6 @@
 """The step formula, and cost models as files."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,16 @@ def test_a_file_that_is_no_model_is_told_what_it_lacks(tmp_path: Path, text: str
     (tmp_path / "costs.json").write_text(text)
     with pytest.raises(ConfigError, match=problem):
         load_model(tmp_path / "costs.json")
+
+
+@pytest.mark.parametrize(("name", "value", "problem"), [("row_s", -1.0, "negative"), ("row_tile", 0, "row_tile")])
+def test_steps_that_no_device_takes_are_refused(tmp_path: Path, name: str, value: float, problem: str) -> None:
+    path = tmp_path / "costs.json"
+    save_model(MODEL, path)
+    model = json.loads(path.read_text())
+    path.write_text(json.dumps({**model, "decode": {**model["decode"], name: value}}))
+    with pytest.raises(ConfigError, match=f"costs.json is no cost model: .*{problem}"):
+        load_model(path)
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
