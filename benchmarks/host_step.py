@@ -2,8 +2,9 @@
 
     python benchmarks/host_step.py [--running 128] [--prompt 2048] [--page-size 16] [--steps 400] [--record]
 
-With --record the scheduler is on tape, as under `headstart serve --record`, and the tape's bytes per step are told. Every request has its own tail on one of 8 shared prefixes; outputs fill pages as they would in service. Prints the
-distribution of the three calls' sum over the steps, garbage collection included, as one line of JSON.
+Every request has its own tail on one of 8 shared prefixes; outputs fill pages as they would in service. With --record the
+scheduler is on tape, as under `headstart serve --record`, and the tape's bytes per step are told. Prints the distribution
+of the three calls' sum over the steps, garbage collection included, as one line of JSON.
 """
 
 import argparse

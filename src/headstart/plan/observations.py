@@ -110,7 +110,7 @@ class Gaps:
 
 
 def gaps_of(requests: list[Seen]) -> Gaps:
-    """Of one run. Gaps in which a prompt was computed by the decode worker over several steps are left out."""
+    """Of one run. A prompt that the decode worker computed is taken to be of the step that brought its first token."""
     answers = [request for request in requests if len(request.times) > 1]
     found = [gap for request in answers for gap in _gaps_of(request, requests)]
     columns = np.array(found, dtype=np.float64).reshape(-1, 6)

@@ -14,8 +14,8 @@ from headstart.sim.world import World
 FIRST_STEP_S = 0.01
 MOST_LOOKS = 8_000
 """Samples times workers: with more, every other sample is dropped and the step doubles."""
-SAMPLES = (64, 512)
-"""At least and at most, whatever the number of workers."""
+MOST_SAMPLES = (64, 512)
+"""How many samples that are: 64 of however many workers, 512 of however few."""
 
 MOST_LINES = 16
 """Of one role in a table."""
@@ -66,8 +66,8 @@ class Watch:
 
     def _look(self) -> None:
         self._take()
-        least, most = SAMPLES
-        if len(self._samples) > min(max(MOST_LOOKS // len(self._names), least), most):
+        of_many, of_few = MOST_SAMPLES
+        if len(self._samples) > min(max(MOST_LOOKS // len(self._names), of_many), of_few):
             self._samples = self._samples[::2]
             self._step_s *= 2
         self._world.at(self._world.clock.now() + self._step_s, self._look)

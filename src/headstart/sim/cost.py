@@ -31,7 +31,7 @@ class StepShape(NamedTuple):
 
 
 StepCost = Callable[[StepShape], float]
-"""Seconds a step takes. Pure."""
+"""Seconds a step takes, asked when it is launched. Where steps are taken in jumps it is asked ahead, and must be pure."""
 LinkTime = Callable[[int], float]
 """Seconds from the post of a write of so many bytes until it has landed; of 0 bytes: a completion or a notice."""
 

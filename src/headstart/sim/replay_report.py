@@ -1,4 +1,4 @@
-"""What a replay found, in words; `headstart replay`."""
+"""`headstart replay`: every tape of a folder, and what its replay found in words."""
 
 import sys
 from collections.abc import Iterator
@@ -7,8 +7,6 @@ from pathlib import Path
 from headstart.sim.replay import Verdict, replay
 from headstart.worker.tape import SUFFIX, TapeError, read_tape
 from headstart.worker.tape_words import describe_input
-
-# ---- the command -----------------------------------------------------------------------------------------------------
 
 
 def replay_folder(folder: Path) -> int:

@@ -3,9 +3,9 @@
     head, then calls, each a four-byte little-endian length and that many bytes of msgpack
 
 The deciding part is a worker's scheduler or the gateway's dispatcher. What it does is a function of the head and of the
-calls' inputs, clock readings, page digests and results of posted writes: `sim.replay` feeds them to a fresh one and compares the rest.
-Messages are kept as the frames that travel. A call inside a call (a client's callback that stops its choice) stands
-among the outer one's effects, where it happened. Never imports torch.
+calls' inputs, clock readings, page digests and results of posted writes: `sim.replay` feeds them to a fresh one and
+compares the rest. Messages are kept as the frames that travel. A call inside a call (a client's callback that stops its
+choice) stands among the outer one's effects, where it happened. Never imports torch.
 
 A tape holds prompts and answers as token ids: its file is readable by its owner alone.
 """
