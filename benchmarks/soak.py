@@ -138,13 +138,19 @@ def descendants(pid: int) -> Iterator[int]:
         yield from descendants(int(child))
 
 
+def open_files(pid: int) -> Iterator[Path]:
+    """A file may be closed while they are looked at."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            yield link.readlink()
+
+
 def processes() -> dict[str, int]:
     """Our children by name: launcher, gateway, and workers by their name locks."""
     found = {}
     for pid in descendants(os.getpid()):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-        locks = (link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink())
-        held = [path.stem for path in locks if path.suffix == ".lock"]
+        held = [path.stem for path in open_files(pid) if path.suffix == ".lock"]
         if held:
             found[held[0]] = pid
         elif "headstart.worker.gateway_process" in words:

@@ -72,7 +72,7 @@ def serve(size: Size) -> None:
 class Source:
     def __init__(self, size: Size, target: "subprocess.Popen[str]") -> None:
         assert target.stdout is not None
-        self._size, self._tokens, self._answers = size, size.tokens, target.stdout
+        self._size, self._tokens, self._target, self._answers = size, size.tokens, target, target.stdout
         pool, self._transport = open_pool("source", size.num_pages, PAGE_BYTES)
         pool[:] = np.random.default_rng(0).integers(0, 256, PAGE_BYTES, dtype=np.uint8)
         pool[:, :4] = np.arange(size.num_pages, dtype="<i4").view(np.uint8).reshape(-1, 4)
@@ -93,6 +93,8 @@ class Source:
                 self._poll(handles)
             handles.add(self._transport.write("target", pages, pages, notice))
         while not self._answers.readline():
+            if self._target.poll() is not None:
+                raise SystemExit("the target has ended")
             self._poll(handles)
         elapsed = time.perf_counter() - began
         while handles:
