@@ -107,7 +107,7 @@ class ScriptedWorld:
     async def client(self, **kwargs) -> AsyncIterator[httpx.AsyncClient]:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         driving = asyncio.create_task(self._drive())
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway", **kwargs) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", **kwargs) as client:
             yield client
         driving.cancel()
 

@@ -83,6 +83,32 @@ def test_a_page_of_another_site_cannot_operate_a_server_that_trusts_its_machine(
     run(go())
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("rebound.example:8000", 403),
+        ("127.0.0.1.rebound.example", 403),
+        ("localhost@rebound.example", 403),
+        ("[::1", 403),
+    ],
+)
+def test_a_foreign_name_that_leads_to_a_trusted_machine_gains_its_pages_nothing(host, status):
+    async def go():
+        world = ScriptedWorld()
+        async with world.client(headers={"Host": host, "Sec-Fetch-Site": "same-origin"}) as http:
+            for method, path in ADMIN_PATHS:
+                assert (await http.request(method, path)).status_code == status
+        assert bool(world.flushes) == (status == 200)
+        keyed = ScriptedWorld(keys=KeyRing((), "operator"))
+        async with keyed.client(headers={"Host": host, **bearer("operator")}) as http:
+            assert (await http.get("/cluster")).status_code == 200
+
+    run(go())
+
+
 def test_the_admin_key_is_a_tenant_of_its_own():
     async def go():
         world = ScriptedWorld(keys=KeyRing(("alpha",), "operator"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
@@ -19,6 +20,7 @@ from headstart.gateway.api.openapi import describe
 from headstart.gateway.api.run import Prepared, run
 from headstart.gateway.meter import DispatchCollector
 from headstart.gateway.state import GatewayState
+from headstart.wire.security import is_loopback
 
 Prepare = Callable[[GatewayState, dict[str, Any], Tenant], Awaitable[Prepared]]
 
@@ -106,10 +108,22 @@ def _authenticate(state: GatewayState, request: Request) -> Tenant:
 
 
 def _authorize(state: GatewayState, request: Request) -> None:
-    """A page of another site, in a browser of a trusted machine, is nobody to trust: it may send, but not read."""
+    """A page of another site, in a browser of a trusted machine, is nobody to trust: it may send, but not read. Where its
+    site's name leads to this machine (DNS rebinding) its browser takes it for ours: only the name itself tells."""
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise ApiError(403, "pages of other sites may not operate the server", code="cross_site")
+    if not state.keys.asks_for_admin_key and not _is_ours(request.headers.get("host", "localhost")):
+        message = "ask under a loopback address, or set an admin key (--admin-key-file)"
+        raise ApiError(403, message, code="cross_site")
     state.keys.authorize(request.headers.get("authorization", ""))
+
+
+def _is_ours(host: str) -> bool:
+    """Whether a Host header names this machine, whoever resolves it."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
 
 
 def _admit(state: GatewayState, request: Request) -> Tenant:
