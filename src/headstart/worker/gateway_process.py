@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -187,7 +188,7 @@ def build_front(spec: GatewaySpec, send: Send) -> Front:
     """Raises ConfigError where a tape is asked for and cannot be made."""
     clock, seed = MonotonicClock(), f"{SystemRandom().getrandbits(64):016x}"
     head = DispatcherSpec(DispatchLimits(), spec.settings.load_balance_method, served_fingerprint(spec), seed)
-    tape = open_tape(spec.worker.record, f"gateway.{os.getpid()}", head)
+    tape = open_tape(spec.worker.record, f"gateway.{time.time_ns()}", head)
     if tape is None:
         dispatcher = make_dispatcher(head, clock, send)
         return Front(dispatcher, dispatcher, None)
