@@ -61,6 +61,7 @@ class Links:
         self._send = send
         self._counters = counters
         self._links: dict[str, Link] = {}
+        self._unproven: list[PeerState] = []  # replaced by namesakes that prove nothing of their end
         self._listed: tuple[PeerState, ...] | None = None  # the last list, while it would change nothing
         self._due: float | None = None  # of `advance`; None where nothing is due or something has changed
         self._is_settled = False  # `_due` is right
@@ -68,7 +69,8 @@ class Links:
     def membership(self, peers: tuple[PeerState, ...], now: float) -> tuple[list[WorkerRef], list[WorkerRef]]:
         """Take the gateway's list. Returns the incarnations proven ended, and those to fail requests over from.
 
-        A gateway that was restarted may list a namesake of a worker that it never heard: it is proof of nothing.
+        A gateway that was restarted may list a namesake of a worker that it never heard: it is proof of nothing. A later
+        one under the former's lock still is.
         """
         ended: list[WorkerRef] = []
         lost: list[WorkerRef] = []
@@ -89,7 +91,10 @@ class Links:
             if former is None or former.worker != peer.worker:
                 self._links[peer.worker.name] = Link(peer, peer.state, now, now, now)
                 if former is not None:
-                    (ended if peer.proves_end_of(former.peer) else lost).append(former.worker)
+                    self._unproven.append(former.peer)
+                ended += self._take_proven(peer)
+                if former is not None and former.worker not in ended:
+                    lost.append(former.worker)
                 continue
             if peer.state == DEAD and former.state != DEAD:
                 lost.append(former.worker)
@@ -99,7 +104,14 @@ class Links:
                 former.state, former.state_since = peer.state, now
         return ended, lost
 
+    def _take_proven(self, peer: PeerState) -> list[WorkerRef]:
+        """Those replaced ones, however long ago, whose end `peer` proves."""
+        proven = [former.worker for former in self._unproven if peer.proves_end_of(former)]
+        self._unproven = [former for former in self._unproven if former.worker not in proven]
+        return proven
+
     def exited(self, worker: WorkerRef) -> None:
+        self._unproven = [former for former in self._unproven if former.worker != worker]
         if (link := self._known(worker)) is not None:
             link.state = DEAD
             self._listed = None

@@ -320,6 +320,15 @@ def test_a_namesake_that_no_lock_ties_to_the_former_proves_nothing(lock_domain: 
     assert rig.is_clean()
 
 
+def test_a_later_incarnation_under_the_formers_lock_proves_its_end_though_a_namesake_came_between():
+    rig, ref, _ = fetching()
+    rig.cancel(ref)
+    rig.members(P0_AGAIN, lock_domain="of another host")
+    assert rig.cache.counts().inflight == 11
+    rig.members(WorkerRef("prefill-0", 3))
+    assert rig.is_clean()
+
+
 def test_a_killed_worker_costs_speed_only_and_its_successor_is_used_again():
     rig, ref, call = fetching()
     rig.notice(call, 0, 2)
