@@ -6,7 +6,7 @@
       worker died, left or was too busy; a gap in the tokens
 
 Queued     on no worker; waits for one that may take it
-Submitted  a worker was asked and has not answered
+Submitted  a worker was asked and has not answered; again where nothing was heard for long of one that had it
 Running    a worker has it
 Stopping   the client has all it wanted (a stop string); only the worker's last word on its cost is awaited
 
@@ -47,6 +47,7 @@ class Submitted:
     worker: WorkerRef
     sent_at: float
     num_repeats: int = 0
+    was_running: bool = False  # there: it is asked whether it still has it
 
 
 @dataclass(slots=True)
@@ -101,7 +102,8 @@ class Choice:
 
     def note_death(self, worker: WorkerRef) -> None:
         """The worker that has this choice died: half as bad where it had not said yet that it took it."""
-        self.died[worker] = 1.0 if isinstance(self.place, Running) else 0.5
+        is_untaken = isinstance(self.place, Submitted) and not self.place.was_running
+        self.died[worker] = 0.5 if is_untaken else 1.0
 
     def at_attempt(self, now: float) -> Request:
         """The request to send for the current attempt: what it has produced goes along as output ids."""

@@ -298,22 +298,22 @@ class Dispatcher:
             case Queued():
                 choice.refusals.clear()
                 self._place(choice, now)
-            case Submitted(worker, sent_at, num_repeats) if now - sent_at >= limit:
+            case Submitted(worker, sent_at, num_repeats, was_running) if now - sent_at >= limit:
                 if num_repeats >= self._limits.max_repeats:
                     self._on_gap(choice)
                 else:
-                    self._repeat(choice, worker, num_repeats + 1, now)
+                    self._repeat(choice, Submitted(worker, now, num_repeats + 1, was_running))
             case Running(_, heard_at) if now - heard_at >= limit and (end := choice.completion()) is not None:
                 self._finish(choice, end)  # only the word of its end was lost
             case Running(worker, heard_at) if now - heard_at >= self._limits.running_silence_s:
-                self._repeat(choice, worker, 0, now)
+                self._repeat(choice, Submitted(worker, now, was_running=True))
             case Stopping(_, since) if now - since >= limit:
                 self._finish(choice, choice.finished(FinishReason.STOP))
 
-    def _repeat(self, choice: Choice, worker: WorkerRef, num_repeats: int, now: float) -> None:
+    def _repeat(self, choice: Choice, asked: Submitted) -> None:
         """Ask again under the same attempt: a worker that has it says so, one that ended it stays silent."""
-        choice.place = Submitted(worker, now, num_repeats)
-        self._send(str(worker), Submit(choice.at_attempt(now), self._ranking(choice)))
+        choice.place = asked
+        self._send(str(asked.worker), Submit(choice.at_attempt(asked.sent_at), self._ranking(choice)))
 
     def _lose(self, worker: WorkerRef, now: float, *, died: bool) -> None:
         """Nothing more will come of this worker: its choices go elsewhere. Harmless if it turns out to live."""

@@ -181,6 +181,21 @@ def test_case_E7_a_request_that_was_sent_to_a_worker_dead_already_is_tried_on_a_
     world.check()
 
 
+def test_a_worker_that_had_taken_a_request_and_was_asked_again_counts_whole_when_it_dies():
+    world = World()
+    workers = {str(ref): ref for ref in (world.join(f"decode-{i}") for i in range(3))}
+    sink = world.submit(remaining_s=600)
+    for _ in range(2):
+        to, submit = world.submitted()
+        world.accept(workers[to], submit.request.ref)
+        world.run(10.5)
+        assert world.submitted()[1].request.ref == submit.request.ref, "it is asked whether it still has it"
+        world.dispatcher.handle("launcher", WorkerExited(workers[to], -11))
+        world.beating.discard(workers[to])
+    assert not world.take(Submit)
+    assert sink.failed[0].code is ErrorCode.WORKER_LOST
+
+
 def test_a_request_that_kills_workers_before_they_take_it_is_not_tried_on_a_fifth():
     world = World()
     workers = {str(ref): ref for ref in (world.join(f"decode-{i}") for i in range(5))}
@@ -250,7 +265,7 @@ def test_a_later_incarnation_under_another_lock_proves_nothing_of_the_former(loc
     assert world.dispatcher.registry.get(former).is_alive is former_is_heard
     assert world.dispatcher.counters["contested_names"] == 20
     listed = {peer.worker for _, membership in world.take(Membership) for peer in membership.prefill}
-    assert listed == {former}, "a decode worker would take the later one for proof that the former has ended"
+    assert listed == {former}, "the one that may still write"
     world.dispatcher.handle("launcher", WorkerExited(former, -9))
     world.say(later, joining)
     assert world.dispatcher.registry.get(later).is_alive
