@@ -27,6 +27,7 @@ class HttpLimits:
     max_read_bytes: int = 64 << 20  # of all bodies being read and checked at a time; beyond it, 429
     body_timeout_s: float = 60.0  # for a body to arrive; beyond it, 408
     max_buffered_events: int = 4096  # of one response, while its client does not read; beyond it, it is cancelled
+    send_timeout_s: float = 60.0  # for such a client to take something; beyond it, it loses its place
 
 
 @dataclass(slots=True)

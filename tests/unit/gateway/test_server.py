@@ -107,9 +107,9 @@ def test_a_client_that_hangs_up_cancels_its_request_before_and_after_the_first_t
     run(go())
 
 
-def test_a_client_that_stops_reading_is_cancelled_and_one_that_reads_is_not():
+def test_a_client_that_stops_reading_is_cancelled_and_loses_its_place_and_one_that_reads_does_not():
     async def go():
-        world = ScriptedWorld(limits=HttpLimits(max_buffered_events=64))
+        world = ScriptedWorld(limits=HttpLimits(max_buffered_events=64, send_timeout_s=0.5))
         world.script = Script(byte_level().encode("a") * 400, ends_with_eos=False, pace_s=0.001)
         wanted = chat_body(stream=True, logprobs=True, top_logprobs=20, max_tokens=400)
         async with serving(world) as port:
@@ -126,8 +126,8 @@ def test_a_client_that_stops_reading_is_cancelled_and_one_that_reads_is_not():
             await until(lambda: len(world.requests) == 2)
             await until(lambda: world.dispatcher.num_unfinished == 0)
             assert world.cancelled
-            client.close()
             await until(lambda: not world.state.jobs.jobs)
+            client.close()
 
     run(go())
 

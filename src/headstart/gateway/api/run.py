@@ -50,8 +50,8 @@ async def run(state: GatewayState, request: Request, prepared: Prepared) -> Resp
         if not await sse.unless_gone(request.receive, job.wait_first()):
             raise from_failure(Failure(0, ErrorCode.CANCELLED, "the client has left"))
         if prepared.common.stream and job.first_failure is None:
-            response = sse.EventStream(_chunks(job, prepared, meter), lambda: state.jobs.discard(job))
-            return response
+            chunks, patience_s = _chunks(job, prepared, meter), state.limits.send_timeout_s
+            return sse.EventStream(chunks, lambda: state.jobs.discard(job), patience_s)
         answers: list[Answer] = []
         if not await sse.unless_gone(request.receive, _collect(job, prepared, meter, answers)):
             raise from_failure(Failure(0, ErrorCode.CANCELLED, "the client has left"))

@@ -1,4 +1,4 @@
-"""Server-sent events that notice a client that has left, and end well-formed whatever happens."""
+"""Server-sent events that notice a client that has left or takes nothing, and end well-formed whatever else happens."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import json
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
 
@@ -23,15 +23,17 @@ async def client_gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends `events` as they come. `on_close` runs exactly once, however the stream ends."""
+    """Sends `events` as they come. `on_close` runs exactly once, however the stream ends. A client that takes
+    nothing for `patience_s` is sent no more: it would keep its place for as long as it likes."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], on_close: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], on_close: Callable[[], None], patience_s: float) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._on_close = on_close
+        self._patience_s = patience_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_all(send))
@@ -41,17 +43,21 @@ class EventStream(Response):
             if sending.done():
                 sending.result()
         except OSError:
-            pass  # the connection broke while we were writing
+            pass  # the connection broke while we were writing, or (TimeoutError) would take no more
         finally:
             self._on_close()  # first: we may be cancelled ourselves
             await _cancelled(sending, leaving)
 
     async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async def give(message: Message) -> None:
+            async with asyncio.timeout(self._patience_s):
+                await send(message)
+
+        await give({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._events) as events:  # type: ignore[type-var]
             async for chunk in events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await give({"type": "http.response.body", "body": chunk, "more_body": True})
+        await give({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _cancelled(*tasks: "asyncio.Future[None]") -> None:
