@@ -82,9 +82,7 @@ class PageLedger:
             raise InvariantError(f"{num_pages} pages asked of {self.num_free} free ones")
         pages = self._free[rest : rest + num_pages][::-1].copy()
         self.leases[pages] = 1
-        self.state[pages] = PRIVATE
-        self._totals[FREE] = rest
-        self._totals[PRIVATE] += num_pages
+        self._become(pages, PRIVATE)
         return pages
 
     def lease(self, pages: Int32Array) -> None:
@@ -93,38 +91,41 @@ class PageLedger:
             return
         self._expect(pages, self.in_tree[pages], "leased but not in the tree")
         self.leases[pages] += 1
-        self._settle(pages)
+        self._become(pages, PINNED)
 
     def unlease(self, pages: Int32Array) -> None:
         """One lease less; pages without another owner become free."""
         if not len(pages):
             return
-        self._expect(pages, self.leases[pages] > 0, "released but not leased")
-        self.leases[pages] -= 1
-        self._settle(pages)
+        left = self.leases[pages] - _ONE
+        self._expect(pages, left >= 0, "released but not leased")
+        self.leases[pages] = left
+        self._settle_unleased(pages[left == 0])
 
     def enter_tree(self, pages: Int32Array) -> None:
         """The tree owns these pages besides the lease that filled them."""
         self._expect(pages, self.state[pages] == PRIVATE, "committed but not private")
         self.in_tree[pages] = True
-        self._settle(pages)
+        self._become(pages, PINNED)
 
     def leave_tree(self, pages: Int32Array) -> None:
         self._expect(pages, self.in_tree[pages] & (self.leases[pages] == 0), "evicted but pinned or not in the tree")
         self.in_tree[pages] = False
-        self._settle(pages)
+        self._settle_unleased(pages)
 
     def open_write(self, pages: Int32Array) -> None:
         """A peer may write these pages: private ones that nothing else touches."""
         clear = (self.state[pages] == PRIVATE) & (self.readers[pages] == 0)
         self._expect(pages, clear, "opened for a writer but not private and untouched")
         self.writer[pages] = True
-        self._settle(pages)
+        self._become(pages, INFLIGHT)
 
     def close_write(self, pages: Int32Array) -> None:
         self._expect(pages, self.writer[pages], "closed for a writer but not open")
         self.writer[pages] = False
-        self._settle(pages)
+        is_leased = self.leases[pages] > 0
+        self._become(pages[is_leased], PRIVATE)
+        self._settle_unleased(pages[~is_leased])
 
     def hold(self, pages: Int32Array) -> None:
         """One reader more per occurrence in `pages`."""
@@ -132,14 +133,14 @@ class PageLedger:
         self._expect(unleased, self.state[unleased] != FREE, "held but free")
         np.add.at(self.readers, pages, _ONE)
         if len(unleased):
-            self._settle(np.unique(unleased))
+            self._settle_unleased(np.unique(unleased))
 
     def unhold(self, pages: Int32Array) -> None:
         np.subtract.at(self.readers, pages, _ONE)
         self._expect(pages, self.readers[pages] >= 0, "let go but not held")
         unleased = self._unleased(pages)
         if len(unleased):
-            self._settle(np.unique(unleased))
+            self._settle_unleased(np.unique(unleased))
 
     def check(self) -> None:
         """Raise InvariantError unless states, totals and the free list follow from the owner sets."""
@@ -171,23 +172,32 @@ class PageLedger:
         states: NDArray[np.int8] = _STATES[owners]
         return states
 
-    def _settle(self, pages: Int32Array) -> None:
-        """Bring the state of `pages`, each named once, in line with their owners. Those that lost the last one join the
-        free list."""
+    def _settle_unleased(self, pages: Int32Array) -> None:
+        """Bring the state of `pages`, each named once and without a lease, in line with their owners."""
         if not len(pages):
             return
-        before, after = self.state[pages], self._classify(pages)
-        has_changed = before != after
-        if not has_changed.any():
+        is_touched = self.writer[pages] | (self.readers[pages] > 0)
+        if np.count_nonzero(is_touched):
+            self._become(pages[is_touched], INFLIGHT)
+            pages = pages[~is_touched]
+        in_tree = self.in_tree[pages]
+        self._become(pages[in_tree], CACHED)
+        self._become(pages[~in_tree], FREE)
+
+    def _become(self, pages: Int32Array, state: int) -> None:
+        """Give `pages`, each named once, this state. Those that become free join the free list."""
+        if not len(pages):
             return
-        freed = pages[has_changed & (after == FREE)]
-        if len(freed):
+        before = self.state[pages]
+        if state == FREE:
+            freed = pages[before != FREE]
             self._free[self.num_free : self.num_free + len(freed)] = np.sort(freed)
-        self.state[pages] = after
-        gained = (np.bincount(after, minlength=5) - np.bincount(before, minlength=5)).tolist()
-        self._totals = [total + more for total, more in zip(self._totals, gained, strict=True)]
+        for former, count in enumerate(np.bincount(before).tolist()):
+            self._totals[former] -= count
+        self._totals[state] += len(pages)
+        self.state[pages] = state
 
     @staticmethod
     def _expect(pages: Int32Array, claim: NDArray[np.bool_], otherwise: str) -> None:
-        if not claim.all():
+        if np.count_nonzero(claim) < len(pages):
             raise InvariantError(f"pages {pages[~claim].tolist()} {otherwise}")
