@@ -16,12 +16,11 @@ from headstart.bench.drive import Pace
 from headstart.bench.measure import Plan
 from headstart.bench.workload import Workload
 from headstart.plan.advise import offered_of, worker_of
-from headstart.plan.advise_options import Targets
 from headstart.plan.capacity import Capacity, Estimate, Split
-from headstart.plan.cluster import deployment_of
+from headstart.plan.deployment import deployment_of
 from headstart.plan.figure import Curve, Panel, draw
-from headstart.plan.search import Trial
-from headstart.plan.trial import Trials
+from headstart.plan.slo import Targets
+from headstart.plan.trial import Trial, Trials
 
 TARGETS = Targets(ttft_p99_ms=15_000.0, itl_p99_ms=50.0)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headstart.bench.machine import machine_facts
 from headstart.bench.trace import TraceRequest, read_trace
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
-from headstart.plan.cluster import deployment_of
+from headstart.plan.deployment import deployment_of
 from headstart.plan.options import ClusterOptions, CostOptions, DeploymentOptions, WorkerOptions
 from headstart.sim.spec import WorldSpec
 from headstart.sim.world import World

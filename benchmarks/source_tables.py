@@ -21,8 +21,8 @@ from published import SOURCES, Observed, Source
 from headstart.bench.drive import Pace
 from headstart.bench.measure import Plan
 from headstart.bench.workload import TokenSource, Workload
-from headstart.plan.cluster import deployment_of
 from headstart.plan.cost import CostModel
+from headstart.plan.deployment import deployment_of
 from headstart.plan.hardware import card_named
 from headstart.plan.models import model_named
 from headstart.plan.options import ClusterOptions, CostOptions, DeploymentOptions, SheetOptions

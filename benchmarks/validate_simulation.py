@@ -40,9 +40,9 @@ from headstart.bench.target import Address, connect, open_http
 from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, TokenSource
 from headstart.config.errors import ConfigError
 from headstart.plan.calibrate import Calibration, calibrate
-from headstart.plan.cluster import Deployment as Simulated
-from headstart.plan.cluster import Hardware, world_spec
 from headstart.plan.cost import save_model
+from headstart.plan.deployment import Deployment as Simulated
+from headstart.plan.deployment import Hardware, world_spec
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
 from headstart.plan.simulate import simulated_row
 from headstart.sim.replay import replay

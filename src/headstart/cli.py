@@ -12,8 +12,7 @@ from headstart.bench.options import Options
 from headstart.config.errors import ConfigError
 from headstart.config.settings import GatewaySettings, WorkerSettings, refuse_conflicts
 from headstart.core.errors import WorkerError
-from headstart.plan.advise_options import PlanOptions
-from headstart.plan.options import SimulateOptions
+from headstart.plan.options import PlanOptions, SimulateOptions
 from headstart.worker.exits import Exit
 from headstart.worker.spec import LogSpec, Role, WorkerSpec
 

@@ -12,14 +12,15 @@ from headstart.bench.measure import Plan
 from headstart.bench.plan import plans
 from headstart.bench.workload import TokenSource
 from headstart.config.errors import ConfigError, require
-from headstart.plan.advice import Advice, heading, panel, save, told
-from headstart.plan.advise_options import PlanOptions
 from headstart.plan.capacity import Capacity, Estimate, Offered, Split, Worker
-from headstart.plan.cluster import Deployment, deployment_of
 from headstart.plan.cost import save_model
 from headstart.plan.demand import asks_of
+from headstart.plan.deployment import Deployment, deployment_of
 from headstart.plan.figure import draw
-from headstart.plan.search import choose, misses
+from headstart.plan.options import PlanOptions
+from headstart.plan.report import Advice, heading, panel, save, told
+from headstart.plan.search import choose
+from headstart.plan.slo import misses
 from headstart.plan.trial import Trials
 
 MAX_WORKERS = 64
@@ -35,16 +36,16 @@ def run(options: PlanOptions) -> int:
         if options.cost.save_sheet:
             save_model(deployment.costs, Path(options.cost.save_sheet))
         advices = [advise(plan, deployment, options) for plan in _plans(options, deployment)]
+        print("\n".join(heading(options, deployment)))
+        for advice in advices:
+            print("\n".join(told(advice, options, deployment)))
+        if options.output_file:
+            save(Path(options.output_file), advices, options, deployment)
+        if options.figure:
+            draw([panel(advice) for advice in advices], Path(options.figure))
     except BenchError as error:
         print(f"headstart plan: {error}", file=sys.stderr)
         return 1
-    print("\n".join(heading(options, deployment)))
-    for advice in advices:
-        print("\n".join(told(advice, options, deployment)))
-    if options.output_file:
-        save(Path(options.output_file), advices, options, deployment)
-    if options.figure:
-        draw([panel(advice) for advice in advices], Path(options.figure))
     return int(any(misses(advice.best.latencies, options.targets) for advice in advices))
 
 
@@ -100,7 +101,7 @@ class Adviser:
         return in_time and in_pace and (rate is None or found.throughput >= rate)
 
     def _simulated(self, cards: int, estimates: list[Estimate]) -> Advice:
-        source = TokenSource(*self.options.load.token_ids)
+        source = TokenSource(*self.options.traffic.load.token_ids)
         trials = Trials(self.plan, self.deployment, self.options.targets, source)
         ordered = choose(estimates, self.options.targets, self.max_running, trials.simulate)
         load = described(self.plan, self.offered)
@@ -140,12 +141,11 @@ def offered_of(plan: Plan) -> Offered:
 
 
 def _plans(options: PlanOptions, deployment: Deployment) -> Iterator[Plan]:
-    if options.load.num_seeds > 1 or len(options.order.prefix_share) > 1:
+    traffic = options.traffic
+    if traffic.load.num_seeds > 1 or len(traffic.order.prefix_share) > 1:
         raise ConfigError(
             "headstart plan takes one seed and one --prefix-share; --max-concurrency may have several values"
         )
-    if options.load.prompt_format == "text":
-        raise ConfigError("--prompt-format text: a simulated cluster has no tokenizer; leave it at ids")
     return plans(options.bench, deployment.spec.decode.context_len)
 
 

@@ -1,5 +1,5 @@
-"""What a user may set for `headstart simulate`, besides bench's workloads. Names as in bench and serve where they mean
-the same. Imports nothing heavy: the command line reads this module whatever the subcommand.
+"""What a user may set for `headstart simulate` and `headstart plan`. Names as in bench and serve where they mean the same.
+Imports nothing heavy: the command line reads this module whatever the subcommand.
 """
 
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from headstart.bench.options import (
     TraceOptions,
 )
 from headstart.config.errors import require
+from headstart.plan.slo import Targets
 
 Auto = Literal["auto"]
 Dtype = Literal["float32", "bfloat16", "float16", "fp8"]
@@ -160,36 +161,69 @@ class DeploymentOptions:
 
 
 @dataclass(frozen=True)
-class SimulateOptions:
-    """All of them."""
+class TrafficOptions:
+    """What the clients send, as to `headstart bench`."""
 
     workload: Positional[Literal["shared-prefix", "multi-turn", "no-reuse", "trace"]] = "shared-prefix"
     """What is sent."""
     trace_file: Positional[str] = ""
     """trace: the recorded file."""
-    label: str = ""
-    """Name of this deployment in tables and plots. Empty: its workers, as 1P1D."""
-    stepping: bool = False
-    """Take every decode step by itself instead of many in one jump: the same result, later."""
-    deployment: DeploymentOptions = field(default_factory=DeploymentOptions)
     prefix: PrefixOptions = field(default_factory=PrefixOptions)
     order: OrderOptions = field(default_factory=OrderOptions)
     length: LengthOptions = field(default_factory=LengthOptions)
     trace: TraceOptions = field(default_factory=TraceOptions)
     load: LoadOptions = field(default_factory=LoadOptions)
+
+    def __post_init__(self) -> None:
+        is_text = self.load.prompt_format == "text"
+        require(not is_text, "--prompt-format text: a simulated cluster has no tokenizer; leave it at ids")
+
+    def bench(self, target: TargetOptions, output: OutputOptions) -> Options:
+        parts = (self.prefix, self.order, self.length, self.trace, self.load)
+        return Options(self.workload, self.trace_file, *parts, target, output)
+
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """`headstart simulate`."""
+
+    traffic: TrafficOptions = field(default_factory=TrafficOptions)
+    label: str = ""
+    """Name of this deployment in tables and plots. Empty: its workers, as 1P1D."""
+    stepping: bool = False
+    """Take every decode step by itself instead of many in one jump: the same result, later."""
+    deployment: DeploymentOptions = field(default_factory=DeploymentOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
     @property
     def bench(self) -> Options:
         """The same workload for `headstart bench`."""
-        return Options(
-            self.workload,
-            self.trace_file,
-            self.prefix,
-            self.order,
-            self.length,
-            self.trace,
-            self.load,
-            TargetOptions(label=self.label),
-            self.output,
-        )
+        return self.traffic.bench(TargetOptions(label=self.label), self.output)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """`headstart plan`."""
+
+    traffic: TrafficOptions = field(default_factory=TrafficOptions)
+    cards: int | Auto = 8
+    """Cards to divide among prefill and decode workers, --tp each. auto: as few as meet the targets."""
+    figure: str = ""
+    """Draw goodput against the split of the workers into this file, once as PNG and once as SVG."""
+    output_file: str = ""
+    """JSON report."""
+    targets: Targets = field(default_factory=Targets)
+    cost: CostOptions = field(default_factory=CostOptions)
+    sheet_rates: SheetOptions = field(default_factory=SheetOptions)
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    limits: LimitOptions = field(default_factory=LimitOptions)
+
+    @property
+    def bench(self) -> Options:
+        """The same workload for `headstart bench`."""
+        return self.traffic.bench(TargetOptions(), OutputOptions())
+
+    @property
+    def deployment(self) -> DeploymentOptions:
+        """One prefill and one decode worker; their numbers are what is sought."""
+        return DeploymentOptions(cost=self.cost, sheet_rates=self.sheet_rates, cluster=self.cluster, limits=self.limits)

@@ -6,70 +6,13 @@ with fewer requests running at once.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from headstart.plan.advise_options import Targets
 from headstart.plan.capacity import Bound, Estimate, Split, narrowed
+from headstart.plan.slo import Targets, misses
+from headstart.plan.trial import Trial
 
 MAX_CAPS = 4
 """Simulations of one split with ever fewer running requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Latencies:
-    """Milliseconds."""
-
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    itl_p50_ms: float
-    itl_p99_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What a simulation of one split gave. Rates are requests per second."""
-
-    split: Split
-    max_running: int
-    throughput: float
-    goodput: float
-    """Of requests that met the targets, each for itself."""
-    output_throughput: float
-    latencies: Latencies
-    running: float
-    """Mean requests running on a decode worker."""
-    pool_share: float
-    """Mean share of a decode worker's pool that is neither free nor evictable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    target: str
-    value_ms: float
-    target_ms: float
-
-    @property
-    def excess(self) -> float:
-        return self.value_ms / self.target_ms - 1
-
-    def __str__(self) -> str:
-        over_ms = self.value_ms - self.target_ms
-        return f"{self.target} is {self.value_ms:.1f} ms, {over_ms:.1f} ms ({100 * self.excess:.0f} %) over {self.target_ms:g} ms"
-
-
-def misses(latencies: Latencies, targets: Targets) -> list[Miss]:
-    """Targets that are not met."""
-    found = []
-    for name, label in (
-        ("ttft_p50_ms", "TTFT p50"),
-        ("ttft_p99_ms", "TTFT p99"),
-        ("itl_p50_ms", "ITL p50"),
-        ("itl_p99_ms", "ITL p99"),
-    ):
-        target, value = getattr(targets, name), getattr(latencies, name)
-        if target is not None and value > target:
-            found.append(Miss(label, value, target))
-    return found
 
 
 Simulate = Callable[[Split, int], Trial]

@@ -18,9 +18,9 @@ from headstart.bench.measure import Means, Plan, Row, measure
 from headstart.bench.plan import plans
 from headstart.bench.records import Record
 from headstart.bench.workload import TokenSource
-from headstart.plan.cluster import Deployment, deployment_of
 from headstart.plan.contention import SharedMachine
 from headstart.plan.cost import save_model
+from headstart.plan.deployment import Deployment, deployment_of
 from headstart.plan.options import SimulateOptions
 from headstart.plan.target import SimClient, SimTarget, facts_of
 from headstart.plan.virtual import VirtualTime
@@ -54,7 +54,7 @@ def simulated_rows(options: SimulateOptions, deployment: Deployment, progress: P
         def advance(record: Record, task: TaskID = task) -> None:
             progress.advance(task)
 
-        source, details = TokenSource(*options.load.token_ids), options.output.details
+        source, details = TokenSource(*options.traffic.load.token_ids), options.output.details
         yield simulated_row(plan, deployment, label, source, advance, keeps_requests=details)
 
 
@@ -97,8 +97,6 @@ def simulated_machine() -> dict[str, Any]:
 
 def _simulate(options: SimulateOptions) -> None:
     began_s = perf_counter()
-    if options.load.prompt_format == "text":
-        raise BenchError("--prompt-format text: a simulated cluster has no tokenizer; leave it at ids")
     deployment = deployment_of(options.deployment)
     if options.stepping:
         deployment = stepping(deployment)

@@ -10,7 +10,7 @@ from msgspec import structs
 from headstart.bench.dialects import Prompt
 from headstart.bench.errors import BenchError
 from headstart.bench.records import Answer, Arrival, Usage
-from headstart.plan.cluster import Deployment
+from headstart.plan.deployment import Deployment
 from headstart.plan.virtual import VirtualTime
 from headstart.sim.client import Handle
 from headstart.sim.world import World

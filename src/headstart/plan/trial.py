@@ -1,15 +1,31 @@
-"""One simulated split: the run's row, and how many of its requests met the targets."""
+"""One split, simulated: what it serves, and how much of that within the targets."""
 
 from dataclasses import dataclass, replace
 
 from headstart.bench.measure import Plan, Row
 from headstart.bench.records import Record
 from headstart.bench.workload import TokenSource
-from headstart.plan.advise_options import Targets
 from headstart.plan.capacity import Split
-from headstart.plan.cluster import Deployment
-from headstart.plan.search import Latencies, Trial
+from headstart.plan.deployment import Deployment
 from headstart.plan.simulate import simulated_row
+from headstart.plan.slo import Latencies, Targets, is_good
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a simulation of one split gave. Rates are requests per second."""
+
+    split: Split
+    max_running: int
+    throughput: float
+    goodput: float
+    """Of requests that met the targets, each for itself."""
+    output_throughput: float
+    latencies: Latencies
+    running: float
+    """Mean requests running on a decode worker."""
+    pool_share: float
+    """Mean share of a decode worker's pool that is neither free nor evictable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +55,6 @@ class Trials:
         decode = replace(spec.decode, max_running_requests=max_running)
         sized = replace(spec, num_prefill=split.num_prefill, num_decode=split.num_decode, decode=decode)
         return replace(self.deployment, spec=sized)
-
-
-def is_good(record: Record, targets: Targets) -> bool:
-    """Whether a request's time to first token and its mean time per output token are within the targets."""
-    ttft_ms, tpot_ms = 1e3 * record.ttft_s, 1e3 * (record.tpot_s or 0.0)
-    in_time = targets.ttft_ms is None or ttft_ms <= targets.ttft_ms
-    return in_time and (targets.itl_ms is None or tpot_ms <= targets.itl_ms)
 
 
 def _trial(split: Split, max_running: int, row: Row, goodput: float) -> Trial:

@@ -10,14 +10,16 @@ import pytest
 from headstart.bench.options import LoadOptions, PrefixOptions
 from headstart.config.errors import ConfigError
 from headstart.plan.advise import run, splits_of
-from headstart.plan.advise_options import PlanOptions, Targets
 from headstart.plan.capacity import Split
-from headstart.plan.options import ClusterOptions
+from headstart.plan.options import ClusterOptions, PlanOptions, TrafficOptions
+from headstart.plan.slo import Targets
 
 SMALL = PlanOptions(
+    TrafficOptions(
+        prefix=PrefixOptions(gsp_num_groups=2, gsp_prompts_per_group=4, gsp_system_prompt_len=640, gsp_output_len=16),
+        load=LoadOptions(max_concurrency=(4,)),
+    ),
     cards=3,
-    prefix=PrefixOptions(gsp_num_groups=2, gsp_prompts_per_group=4, gsp_system_prompt_len=640, gsp_output_len=16),
-    load=LoadOptions(max_concurrency=(4,)),
 )
 
 
@@ -58,7 +60,7 @@ def test_the_fewest_cards_that_meet_the_targets_are_found(capsys: pytest.Capture
     busy = replace(
         SMALL,
         cards="auto",
-        load=LoadOptions(max_concurrency=(8,)),
+        traffic=replace(SMALL.traffic, load=LoadOptions(max_concurrency=(8,))),
         cluster=ClusterOptions(pool_tokens=2000, cache="prefill"),
         targets=Targets(ttft_p50_ms=100.0),
     )
@@ -83,4 +85,4 @@ def test_a_curve_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
 
 def test_several_seeds_are_refused() -> None:
     with pytest.raises(ConfigError, match="one seed"):
-        run(replace(SMALL, load=LoadOptions(num_seeds=2)))
+        run(replace(SMALL, traffic=TrafficOptions(load=LoadOptions(num_seeds=2))))

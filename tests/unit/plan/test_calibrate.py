@@ -12,8 +12,8 @@ from headstart.bench.measure import Plan
 from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, TokenSource
 from headstart.config.errors import ConfigError
 from headstart.plan.calibrate import Calibration, fit, non_negative_fit
-from headstart.plan.cluster import Deployment, Hardware, world_spec
 from headstart.plan.cost import Contention, CostModel, FrontCoefficients, LinkCoefficients, StepCoefficients
+from headstart.plan.deployment import Deployment, Hardware, world_spec
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
 from headstart.plan.simulate import simulated_row
 

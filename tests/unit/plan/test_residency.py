@@ -7,7 +7,7 @@ import pytest
 from headstart.bench.drive import Pace
 from headstart.bench.measure import Plan
 from headstart.bench.workload import Length, SharedPrefix, TokenSource
-from headstart.plan.cluster import deployment_of
+from headstart.plan.deployment import deployment_of
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
 from headstart.plan.residency import PrefixedLoad
 from headstart.plan.simulate import simulated_row

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from headstart.plan.advise_options import Targets
 from headstart.plan.capacity import Bound, Estimate, Split
-from headstart.plan.search import Latencies, Miss, Trial, best_of, choose, misses, within_itl
+from headstart.plan.search import best_of, choose, within_itl
+from headstart.plan.slo import Latencies, Miss, Targets, misses
+from headstart.plan.trial import Trial
 
 FAST = Latencies(100.0, 200.0, 10.0, 12.0)
 

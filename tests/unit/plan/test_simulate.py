@@ -12,13 +12,14 @@ from headstart.bench.options import LengthOptions, LoadOptions, OutputOptions, P
 from headstart.bench.plan import plans
 from headstart.bench.workload import TokenSource
 from headstart.config.errors import ConfigError
-from headstart.plan.cluster import deployment_of
+from headstart.plan.deployment import deployment_of
 from headstart.plan.options import (
     ClusterOptions,
     CostOptions,
     DeploymentOptions,
     LimitOptions,
     SimulateOptions,
+    TrafficOptions,
     WorkerOptions,
 )
 from headstart.plan.simulate import run, simulated_row, stepping
@@ -37,7 +38,7 @@ def one_run(
     step_by_step: bool = False,
     **what: object,
 ) -> Row:
-    options = SimulateOptions(**({"prefix": GROUPS} | what))  # type: ignore[arg-type]
+    options = SimulateOptions(TrafficOptions(**({"prefix": GROUPS} | what)))  # type: ignore[arg-type]
     deployment = deployment_of(DeploymentOptions(workers=workers, cluster=cluster, limits=limits))
     if step_by_step:
         deployment = stepping(deployment)
@@ -103,7 +104,7 @@ def test_a_conversation_finds_its_own_answers() -> None:
 
 
 def test_the_front_delays_the_first_token_and_no_other() -> None:
-    options = SimulateOptions(prefix=GROUPS, load=LoadOptions(max_concurrency=(1,)))
+    options = SimulateOptions(TrafficOptions(prefix=GROUPS, load=LoadOptions(max_concurrency=(1,))))
     plain = deployment_of(DeploymentOptions(cluster=TIGHT))
     front = replace(plain.costs.front, before_s=0.5, after_s=0.25)
     slow = replace(plain, costs=replace(plain.costs, front=front))
@@ -124,9 +125,8 @@ def test_a_request_that_fails_fails_the_run() -> None:
 
 def command(**output: object) -> SimulateOptions:
     return SimulateOptions(
-        prefix=replace(GROUPS, gsp_prompts_per_group=2),
+        TrafficOptions(prefix=replace(GROUPS, gsp_prompts_per_group=2), load=LoadOptions(num_seeds=2)),
         deployment=DeploymentOptions(cluster=TIGHT),
-        load=LoadOptions(num_seeds=2),
         output=OutputOptions(**output),  # type: ignore[arg-type]
     )
 
@@ -161,9 +161,9 @@ def test_saved_coefficients_give_the_same_run(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == first
 
 
-def test_text_prompts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(replace(command(), load=LoadOptions(prompt_format="text"))) == 1
-    assert "no tokenizer" in capsys.readouterr().err
+def test_text_prompts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        TrafficOptions(load=LoadOptions(prompt_format="text"))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from headstart.plan.advise_options import PlanOptions, Targets
+from headstart.bench.errors import writing
 from headstart.plan.capacity import Bound, Estimate
-from headstart.plan.cluster import Deployment
+from headstart.plan.deployment import Deployment
 from headstart.plan.figure import Curve, Panel
-from headstart.plan.search import Trial, misses
+from headstart.plan.options import PlanOptions
+from headstart.plan.slo import Targets, misses
+from headstart.plan.trial import Trial
 
 SCHEMA = 1
 
@@ -61,7 +63,9 @@ def told(advice: Advice, options: PlanOptions, deployment: Deployment) -> Iterat
         yield f"No split of {advice.cards} cards meets the targets. The closest is {best.split}:"
         yield from (f"  {miss}" for miss in missed)
     else:
-        yield f"Use {best.split.num_prefill} prefill and {best.split.num_decode} decode workers, {advice.cards} cards:"
+        used = (best.split.num_prefill + best.split.num_decode) * options.cost.tp
+        cards = f"{used} cards" if used == advice.cards else f"{used} of {advice.cards} cards"
+        yield f"Use {best.split.num_prefill} prefill and {best.split.num_decode} decode workers, {cards}:"
     yield f"  {best.goodput:.2f} requests/s within the targets, of {best.throughput:.2f}; {best.output_throughput:.0f} output tokens/s"
     yield f"  --max-running-requests {best.max_running} on decode workers, of which {best.running:.1f} run on average"
     pool = deployment.spec.decode_pages * deployment.spec.page_size
@@ -87,6 +91,7 @@ def panel(advice: Advice) -> Panel:
 
 
 def save(path: Path, advices: list[Advice], options: PlanOptions, deployment: Deployment) -> None:
+    """Raises BenchError where the file cannot be written."""
     body = {
         "schema": SCHEMA,
         "costs": deployment.costs.name,
@@ -94,8 +99,9 @@ def save(path: Path, advices: list[Advice], options: PlanOptions, deployment: De
         "targets_ms": _targets(options.targets),
         "loads": [_plain(advice, options) for advice in advices],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(body, indent=1, allow_nan=False) + "\n")
 
 
 def _table(advice: Advice) -> Iterator[str]:
