@@ -4,6 +4,7 @@ Imports nothing heavy: the command line reads this module whatever the subcomman
 """
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 from tyro.conf import Positional
@@ -11,6 +12,23 @@ from tyro.conf import Positional
 from headstart.bench.errors import BenchError
 
 Backend = Literal["auto", "openai", "sglang"]
+
+MAX_ZIPF_ALPHA = 10.0
+"""Beyond it hardly any group but the first is drawn, and at last weights leave the range of a float."""
+
+
+def _at_least(options: object, least: float, *names: str) -> None:
+    """Raise BenchError unless each of these fields is a finite number of at least `least`."""
+    for name in names:
+        value = getattr(options, name)
+        if not (isfinite(value) and value >= least):
+            raise BenchError(f"--{name.replace('_', '-')} must be at least {least:g}, got {value}")
+
+
+def _share(options: object, name: str) -> None:
+    """Raise BenchError unless this field is from 0 to 1."""
+    if not 0 <= getattr(options, name) <= 1:
+        raise BenchError(f"--{name.replace('_', '-')} must be from 0 to 1, got {getattr(options, name)}")
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,13 @@ class PrefixOptions:
     gsp_num_turns: int = 1
     """More than 1: further questions continue the conversation."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "gsp_num_groups", "gsp_prompts_per_group", "gsp_output_len", "gsp_num_turns")
+        _at_least(self, 0, "gsp_system_prompt_len", "gsp_question_len")
+        _share(self, "gsp_range_ratio")
+        if not self.gsp_system_prompt_len + self.gsp_question_len:
+            raise BenchError("--gsp-system-prompt-len 0 with --gsp-question-len 0: the prompts are empty")
+
 
 @dataclass(frozen=True)
 class OrderOptions:
@@ -49,6 +74,12 @@ class OrderOptions:
     """Measure once per value: this share of system plus question is the system prompt, at equal prompt length."""
     scale: float = 1.0
     """Divide every length by this: a preset's shape on a machine that its size does not fit."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gsp_zipf_alpha <= MAX_ZIPF_ALPHA:
+            raise BenchError(f"--gsp-zipf-alpha must be from 0 to {MAX_ZIPF_ALPHA:g}, got {self.gsp_zipf_alpha}")
+        if not (isfinite(self.scale) and self.scale > 0):
+            raise BenchError(f"--scale must be positive, got {self.scale}")
 
 
 @dataclass(frozen=True)
@@ -70,6 +101,11 @@ class LengthOptions:
     turn_delay: float = 0.0
     """multi-turn: seconds between an answer and the next turn."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "num_prompts", "num_turns", "random_input_len", "random_output_len")
+        _at_least(self, 0, "turn_len", "turn_delay")
+        _share(self, "random_range_ratio")
+
 
 @dataclass(frozen=True)
 class TraceOptions:
@@ -85,6 +121,11 @@ class TraceOptions:
     """Sessions before them that are played first and not measured."""
     trace_context_length: int = 0
     """End a session before its first request that needs more tokens, output included. 0: what the server says."""
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.speed) and self.speed > 0):
+            raise BenchError(f"--speed must be positive, got {self.speed}")
+        _at_least(self, 0, "trace_sessions", "trace_warmup", "trace_context_length")
 
 
 @dataclass(frozen=True)
@@ -110,7 +151,8 @@ class LoadOptions:
         low, high = self.token_ids
         if not 0 <= low < high:
             raise BenchError(f"--token-ids {low} {high}: the second must be above the first")
-        if self.request_rate <= 0:
+        _at_least(self, 0, "num_seeds")
+        if not self.request_rate > 0:
             raise BenchError(f"--request-rate must be positive, got {self.request_rate}")
         if any(value < 0 for value in self.max_concurrency) or not self.max_concurrency:
             raise BenchError("--max-concurrency needs values of 0 or more")

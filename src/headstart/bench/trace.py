@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,14 @@ def read_trace(path: Path) -> list[TraceRequest]:
     """Raises BenchError, naming the line, for a file that is none of the formats."""
     requests: list[TraceRequest] = []
     new_ids = count()
-    with path.open() as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 row = _object(json.loads(line))
                 requests.extend(_session_line(row, new_ids) if "requests" in row else [_request_line(row)])
-            except (ValueError, KeyError, TypeError, IndexError) as error:
+            except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
                 raise BenchError(f"{path.name}, line {number}: not a request of a known format ({error!r})") from error
     if not requests:
         raise BenchError(f"{path.name} holds no requests")
@@ -62,13 +63,13 @@ def _object(value: Any) -> dict[str, Any]:
 def _request_line(row: dict[str, Any]) -> TraceRequest:
     delay_ms = row.get("delay_ms")
     return TraceRequest(
-        at_s=row["timestamp"] / 1e3,
+        at_s=_finite(row["timestamp"] / 1e3),
         input_len=_positive(row["input_length"]),
         output_len=_positive(row["output_length"]),
         block_size=_positive(row.get("block_size", MOONCAKE_BLOCK_SIZE)),
         hash_ids=tuple(row["hash_ids"]),
         session=str(row["session_id"]) if "session_id" in row else "",
-        delay_s=None if delay_ms is None else delay_ms / 1e3,
+        delay_s=None if delay_ms is None else _finite(delay_ms / 1e3),
     )
 
 
@@ -77,25 +78,31 @@ def _session_line(row: dict[str, Any], new_ids: Iterator[int]) -> Iterator[Trace
     block_size = _positive(row["block_size"])
     known: list[tuple[int, ...]] = []
     for request in row["requests"]:
-        num_blocks = request["in"] // block_size
+        num_blocks = _positive(request["in"]) // block_size
         shared = known[request["share_with"]][: request["share_blocks"]] if request["share_with"] >= 0 else ()
         shared = shared[:num_blocks]
         known.append(shared + tuple(next(new_ids) for _ in range(num_blocks - len(shared))))
         yield TraceRequest(
-            at_s=float(request["t"]),
-            input_len=_positive(request["in"]),
-            output_len=max(1, request["out"]),
+            at_s=_finite(float(request["t"])),
+            input_len=request["in"],
+            output_len=_positive(request["out"] or 1),
             block_size=block_size,
             hash_ids=known[-1],
             session=f"{row['id']}.{request['agent']}",
-            delay_s=float(request["think_time"] or 0),  # a first request has none
+            delay_s=_finite(float(request["think_time"] or 0)),  # a first request has none
         )
 
 
-def _positive(value: int) -> int:
-    if value < 1:
-        raise ValueError(f"{value} where a positive number belongs")
+def _positive(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{value} where a positive whole number belongs")
     return value
+
+
+def _finite(seconds: float) -> float:
+    if not isfinite(seconds):
+        raise ValueError(f"{seconds} where a time belongs")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Trace files: the three formats, and how recorded sessions become turns."""
 
 import json
+import math
 
 import pytest
 
@@ -122,6 +123,37 @@ def test_warm_up_sessions_are_the_first_ones_and_the_number_is_bounded(tmp_path)
 def test_a_line_of_no_known_format_is_named(tmp_path, line):
     with pytest.raises(BenchError, match="line 2"):
         read_trace(written(tmp_path, mooncake(0, 5, [0]), line))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"input_length": 10.5},
+        {"output_length": True},
+        {"block_size": "16"},
+        {"timestamp": math.nan},
+        {"timestamp": 10**400},
+        {"delay_ms": -math.inf},
+    ],
+)
+def test_a_line_with_a_number_of_the_wrong_kind_is_named(tmp_path, wrong):
+    with pytest.raises(BenchError, match="line 2"):
+        read_trace(written(tmp_path, mooncake(0, 5, [0]), mooncake(1, 5, [0]) | wrong))
+
+
+@pytest.mark.parametrize("wrong", [{"in": 40.5}, {"in": 0}, {"out": -1}, {"t": "nan"}, {"think_time": math.inf}])
+def test_a_request_of_a_session_with_a_number_of_the_wrong_kind_is_named(tmp_path, wrong):
+    request = {"t": 0, "agent": 0, "think_time": 0, "in": 40, "out": 8, "share_with": -1, "share_blocks": 0}
+    with pytest.raises(BenchError, match="line 1"):
+        read_trace(written(tmp_path, {"id": "a", "block_size": 16, "requests": [request | wrong]}))
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe\x00", b"[" * 100_000, b'{"timestamp": ' + b"9" * 5000 + b"}"])
+def test_a_line_that_no_parser_takes_is_named(tmp_path, line):
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(json.dumps(mooncake(0, 5, [0])).encode() + b"\n" + line)
+    with pytest.raises(BenchError, match="line 2"):
+        read_trace(path)
 
 
 def test_a_trace_of_which_nothing_fits_is_an_error(tmp_path):
