@@ -5,10 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headstart.config.errors import ConfigError
+from headstart.config.errors import ConfigError, require
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 """Bytes of one number, by --weight-dtype and --kv-dtype."""
+NOT_MODELLED = {
+    "kv_lora_rank": "latent attention",
+    "n_routed_experts": "experts beside shared ones or dense layers",
+    "shared_expert_intermediate_size": "shared experts",
+}
+"""Fields of a config.json, and what a model with them has that the formulas below leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +73,13 @@ class ModelShape:
 
 
 def shape_of_config(name: str, config: dict[str, Any]) -> ModelShape:
-    """Of a decoder-only transformer with gated MLPs, from the fields of its Hugging Face config.json.
+    """Of a decoder-only transformer with full attention and gated MLPs, from the fields of its Hugging Face config.json.
 
-    Raises ConfigError where a field is missing.
+    Raises ConfigError where a field is missing or tells of something else.
     """
+    others = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
+    others += [words for field, words in NOT_MODELLED.items() if config.get(field)]
+    require(not others, f"--model {name}: {', '.join(others)} cannot be planned for")
     try:
         return ModelShape(name, _attention(config), _weights(config), int(config["max_position_embeddings"]))
     except KeyError as error:

@@ -11,7 +11,7 @@ from headstart.bench.options import LoadOptions, PrefixOptions
 from headstart.config.errors import ConfigError
 from headstart.plan.advise import run, splits_of
 from headstart.plan.capacity import Split
-from headstart.plan.options import ClusterOptions, PlanOptions, TrafficOptions
+from headstart.plan.options import ClusterOptions, CostOptions, PlanOptions, TrafficOptions
 from headstart.plan.slo import Targets
 
 SMALL = PlanOptions(
@@ -46,6 +46,17 @@ def test_a_plan_names_workers_goodput_and_what_binds_and_is_the_same_twice(
     num_prefill, num_decode = best["split"]["num_prefill"], best["split"]["num_decode"]
     assert f"Use {num_prefill} prefill and {num_decode} decode workers" in texts[0]
     assert f"binding: {load['binding']}" in texts[0]
+
+
+def test_cards_that_make_no_worker_are_left_over(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(replace(SMALL, cards=5, cost=CostOptions(tp=2))) == 0
+    assert "4 of 5 cards" in capsys.readouterr().out
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert run(replace(SMALL, output_file=str(tmp_path / "file" / "a.json"))) == 1
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_targets_out_of_reach_are_named_with_the_distance(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headstart.config.errors import ConfigError
 from headstart.plan.hardware import CARDS, card_named
-from headstart.plan.models import model_named
+from headstart.plan.models import PRESETS, model_named
 from headstart.plan.sheet import Assumptions, Sharding, pool_tokens, sheet_model
 from headstart.sim.cost import StepShape
 
@@ -110,6 +111,22 @@ def test_a_model_is_also_read_from_its_config(tmp_path: Path) -> None:
     del config["vocab_size"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="has no 'vocab_size'"):
+        model_named(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"shared_expert_intermediate_size": 64}, "shared experts"),
+    ],
+)
+def test_a_shape_that_is_not_modelled_is_refused(tmp_path: Path, field: dict[str, Any], problem: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["Qwen3-8B"] | {"layer_types": ["full_attention"]}))
+    assert model_named(str(tmp_path)).attention == model_named("Qwen3-8B").attention
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["Qwen3-8B"] | field))
+    with pytest.raises(ConfigError, match=f"{problem} cannot be planned for"):
         model_named(str(tmp_path))
 
 
