@@ -318,12 +318,11 @@ class DecodeScheduler:
         self._next_step += num_steps
         self._looked_at = last_end
 
-    def last_tokens(self, num_tokens: int, num_newer: int = 0) -> dict[str, Tokens]:
-        """By gateway, `num_tokens` of each row of the launched step, its last `num_newer` left out: what leaps left to
-        be said."""
+    def last_tokens(self, num_tokens: int) -> dict[str, Tokens]:
+        """By gateway, the last `num_tokens` of each row of the launched step: what leaps left to be said."""
         launched = self._board.launched
         assert launched is not None
-        return self._desk.last_tokens((part.entry.choice for part in launched.parts), num_tokens, num_newer)
+        return self._desk.last_tokens((part.entry.choice for part in launched.parts), num_tokens)
 
     def _apply(self, part: Part, sampled: Sampled | None) -> None:
         """Token and KV of one row, together."""

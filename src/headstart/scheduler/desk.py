@@ -130,14 +130,13 @@ class Desk:
         self._counters["output_tokens"] += 1
 
     @staticmethod
-    def last_tokens(choices: Iterable[Choice], num_tokens: int, num_newer: int) -> dict[str, Tokens]:
-        """By gateway, `num_tokens` of each choice, the last `num_newer` ones left out."""
+    def last_tokens(choices: Iterable[Choice], num_tokens: int) -> dict[str, Tokens]:
+        """By gateway, the last `num_tokens` of each choice."""
         deltas: dict[str, list[TokenDelta]] = defaultdict(list)
         for choice in choices:
             sequence = choice.sequence
-            stop = len(sequence) - num_newer
-            token_ids = tuple(sequence.span(stop - num_tokens, stop).tolist())
-            index = stop - num_tokens - sequence.prompt_len
+            index = sequence.num_outputs - num_tokens
+            token_ids = tuple(sequence.span(len(sequence) - num_tokens, len(sequence)).tolist())
             deltas[choice.gateway].append(TokenDelta(choice.ref, index, token_ids))
         return {gateway: Tokens(tuple(said)) for gateway, said in deltas.items()}
 

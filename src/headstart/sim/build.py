@@ -14,9 +14,9 @@ from headstart.kv.cache import PrefixCache
 from headstart.sim.blank import BlankExecutor, Tape
 from headstart.sim.clock import VirtualClock
 from headstart.sim.executor import FakeExecutor, Model
-from headstart.sim.leap import Way
 from headstart.sim.network import ControlNetwork
 from headstart.sim.spec import WorldSpec
+from headstart.sim.unsaid import Unsaid
 from headstart.sim.watermarks import ContextBook
 from headstart.sim.worker import Organs, SimWorker
 from headstart.transfer.contract import PageDigests
@@ -61,7 +61,10 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
             message = structs.replace(message, cacheable=True)
         around.control.send(str(ref), recipient, message)
 
-    ports = SchedulerPorts(transport, device.digests, around.clock, send)
+    delay_s, name = spec.timing.control_delay_s[0], str(ref)
+    unsaid = Unsaid(around.clock, delay_s, send, partial(around.control.send_late, name))
+    leaps = spec.modelling.jumps and not is_prefill
+    ports = SchedulerPorts(transport, device.digests, around.clock, unsaid.send if leaps else send)
     parts = _scheduler_spec(ref, is_prefill, transport.descriptor(), around)
     if around.open_tape is None:
         scheduler, recorded = scheduler_over(parts, ports, cache), None
@@ -73,9 +76,8 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     capacity = spec.prefill.capacity_tokens if is_prefill else spec.decode.context_len
     join = Join(ref, PREFILL if is_prefill else DECODE, spec.kv_spec, f"sim://{ref}", capacity, lock_domain="sim")
     worker = SimWorker(join, Organs(scheduler, cache, transport, device.executor, recorded), around.clock, send, number)
-    if spec.modelling.jumps and not is_prefill:
-        way = Way(partial(around.control.send_late, str(ref)), spec.timing.control_delay_s[0])
-        worker.leap(way)
+    if leaps:
+        worker.leap(unsaid)
     return worker
 
 

@@ -2,42 +2,31 @@
 
     (pass) ──look_ahead──► the ends of the steps to come are known, and how many of them are free
     anything at `now` ──catch_up──► the free ones that ended before are applied; the step in flight is where it would be
-    somebody listens ──say──► their tokens are sent, each as of its own time
+    what runs may change ──collect──► their tokens are what the worker has to say, each as of its own time
 
 `catch_up` comes before whatever may see the worker: a pass, a heartbeat, a stall, its end. A step that ends at the very
-time of a pass belongs to the pass, which takes messages first. `say` comes before whatever else the worker may say of a
-choice that runs, and before the gateway looks at what it has heard.
+time of a pass belongs to the pass, which takes messages first. `unsaid` says what becomes of tokens.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from headstart.core.messages import Tokens
 from headstart.scheduler.decode import OWN_STALL_S, DecodeScheduler
 from headstart.sim.blank import BlankExecutor
 from headstart.sim.cost import StepShape
+from headstart.sim.unsaid import Unsaid
 from headstart.worker.loop import PUBLISH_S, WorkerLoop
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How tokens reach a gateway. `send(recipient, tokens, ends)`: of as many steps of each choice as ended then."""
-
-    send: Callable[[str, Tokens, Sequence[float]], None]
-    delay_s: float
-
-
 class Leaps:
-    def __init__(self, scheduler: DecodeScheduler, executor: BlankExecutor, loop: WorkerLoop, way: "Way") -> None:
+    def __init__(self, scheduler: DecodeScheduler, executor: BlankExecutor, loop: WorkerLoop, unsaid: Unsaid) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._loop = loop
-        self._way = way
+        self._unsaid = unsaid
         self._ends: list[float] = []  # of the step in flight and of those after it, as far as known
         self._row_steps = 0  # that are free as far as the rows tell
         self._num_free = 0  # that may be applied; one end more than these is known
-        self._unsaid: list[float] = []  # ends of the steps that were applied and not said
+        self._done: list[float] = []  # ends of the steps that were applied and whose tokens were not collected
         self._last_step = 0  # of the executor, when `_ends` was made
 
     def look_ahead(self) -> float | None:
@@ -91,7 +80,7 @@ class Leaps:
         self._scheduler.leap(num_steps, executor.tape.read, done[0], done[-1])
         executor.skip(num_steps, done[-1], ends[num_steps])
         self._loop.skip_pass(done[-1])
-        self._unsaid += done
+        self._done += done
         del ends[:num_steps]
         self._num_free -= num_steps
         self._row_steps -= num_steps
@@ -102,11 +91,14 @@ class Leaps:
         del self._ends[1:]
         self._num_free = 0
 
+    def collect(self) -> None:
+        """Tokens of applied steps are to be said. Comes before a pass that may change what runs."""
+        if self._done:
+            for gateway, tokens in self._scheduler.last_tokens(len(self._done)).items():
+                self._unsaid.add(gateway, tokens.deltas, self._done)
+            self._done = []
+
     def say(self, arriving_by: float = float("inf")) -> None:
-        """Send the tokens of applied steps that reach their gateways by this time."""
-        ends = [end for end in self._unsaid if end + self._way.delay_s <= arriving_by]
-        if not ends:
-            return
-        self._unsaid = self._unsaid[len(ends) :]
-        for gateway, tokens in self._scheduler.last_tokens(len(ends), len(self._unsaid)).items():
-            self._way.send(gateway, tokens, ends)
+        """Send all tokens that reach their gateways by this time."""
+        self.collect()
+        self._unsaid.say(arriving_by)

@@ -58,11 +58,10 @@ class ControlNetwork:
         low, high = self._delay_s
         return low if low == high else self._rng.uniform(low, high)
 
-    def send_late(self, sender: str, recipient: str, tokens: Tokens, sent_at: Sequence[float]) -> None:
-        """Tokens of steps, the last of which was said at `sent_at[-1]`, as one message; nobody judges it. What has
-        arrived by now is delivered before this returns."""
+    def send_late(self, sender: str, recipient: str, tokens: Tokens, arrivals: Sequence[float]) -> None:
+        """Tokens that arrive at these times, as one message; nobody judges it. What has arrived by now is delivered
+        before this returns."""
         self.num_sent += 1
-        arrivals = [time_s + self._delay_s[0] for time_s in sent_at]
         if arrivals[-1] <= self._clock.now():
             self._deliver_late(sender, recipient, tokens, arrivals)
         else:

@@ -16,7 +16,8 @@ from headstart.scheduler.decode import DecodeScheduler
 from headstart.scheduler.prefill import PrefillScheduler
 from headstart.sim.blank import BlankExecutor
 from headstart.sim.executor import FakeExecutor
-from headstart.sim.leap import Leaps, Way
+from headstart.sim.leap import Leaps
+from headstart.sim.unsaid import Unsaid
 from headstart.transfer.contract import Transport
 from headstart.worker.loop import IDLE_S, POLL_S, LoopParts, Vitals, WorkerLoop
 
@@ -92,12 +93,12 @@ class SimWorker:
         self._wakeup: float | None = None  # what the scheduler last asked for
         self._leaps: Leaps | None = None
 
-    def leap(self, way: Way) -> None:
+    def leap(self, unsaid: Unsaid) -> None:
         """From now on take steps that only decode together. Only for decode workers with a blank device."""
         scheduler, executor = self.organs.scheduler, self.organs.executor
         assert isinstance(scheduler, DecodeScheduler)
         assert isinstance(executor, BlankExecutor)
-        self._leaps = Leaps(scheduler, executor, self._loop, way)
+        self._leaps = Leaps(scheduler, executor, self._loop, unsaid)
 
     @property
     def ref(self) -> WorkerRef:
@@ -119,12 +120,12 @@ class SimWorker:
         self.wake_at = due if due > now else now + SHORTEST_S
 
     def _prepare_pass(self, leaps: Leaps, now: float) -> None:
-        """Say what is unsaid before a pass that may say or end anything of what runs."""
+        """Note what was done before a pass that may change what runs."""
         self._catch_up()
         finish_at = self.organs.executor.finish_at
         steps_or_rings = any(time is not None and time <= now for time in (finish_at, self._wakeup))
         if steps_or_rings or not self.mailbox.is_harmless:
-            leaps.say()
+            leaps.collect()
 
     def _catch_up(self) -> None:
         if self._leaps is not None and not self.is_stalled:
