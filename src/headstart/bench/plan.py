@@ -12,7 +12,7 @@ from headstart.bench.options import Options, OrderOptions, PrefixOptions, Target
 from headstart.bench.presets import PRESETS, scaled, with_prefix_share
 from headstart.bench.target import Address
 from headstart.bench.trace import TraceReplay, read_trace
-from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix
+from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, Workload
 
 NUM_COMPARED_SEEDS = 3
 
@@ -37,13 +37,28 @@ def addresses(target: TargetOptions) -> list[Address]:
 
 
 def plans(options: Options, context_len: int | None) -> Iterator[Plan]:
-    """Every combination of prefix share, concurrency and seed. `context_len`: the longest request the target takes."""
+    """Every combination of prefix share, concurrency and seed. `context_len`: the longest request the target takes.
+    Raises BenchError for one that is longer; as text, nobody knows yet how long one is."""
     code = commit()
     for share, shape in shapes(options, context_len):
         for pace in paces(options):
             for seed in seeds(options):
                 workload, flush = shape.build(seed), not options.load.no_flush
+                if context_len and options.load.prompt_format == "ids":
+                    _refuse_too_long(workload, context_len)
                 yield Plan(workload, described(shape), pace, seed, share, flush, code)
+
+
+def _refuse_too_long(workload: Workload, context_len: int) -> None:
+    for session in (*workload.warmup, *workload.measured):
+        num_tokens = 0
+        for number, turn in enumerate(session.turns, 1):
+            kept_len = num_tokens if turn.keep is None else turn.keep
+            num_tokens = kept_len + sum(piece.length for piece in turn.fresh) + turn.output_len
+            if num_tokens > context_len:
+                raise BenchError(
+                    f"{session.name} turn {number} needs {num_tokens} tokens, output included; {context_len} are served"
+                )
 
 
 def prefix_shape(prefix: PrefixOptions, order: OrderOptions) -> SharedPrefix:

@@ -131,6 +131,18 @@ def test_fewer_tokens_than_asked_for_fail_the_command(tmp_path, capsys):
     assert not (tmp_path / "r.json").exists()
 
 
+@pytest.mark.parametrize(
+    "too_long", [{"random_input_len": 508}, {"num_turns": 4, "random_input_len": 300, "turn_len": 70}]
+)
+def test_requests_that_the_server_cannot_take_are_refused_before_any_is_sent(too_long, capsys):
+    lengths = {"num_prompts": 1, "num_turns": 1, "random_output_len": 5} | too_long
+    with serving() as (server, url):
+        options = Options("multi-turn", length=LengthOptions(**lengths), target=TargetOptions(base_url=url))
+        assert run(options) == 1
+    assert "512 are served" in capsys.readouterr().err
+    assert not server.seen
+
+
 def test_a_server_that_cannot_flush_is_measured_and_said_so(tmp_path):
     with serving(flush_status=404) as (_, url):
         assert run(small(url, tmp_path)) == 0
