@@ -3,9 +3,7 @@
 A guess that costs nothing to be wrong about: the decode worker's own radix cache decides what is reused.
 """
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator
 
 from headstart.core.arrays import Int32Array
 from headstart.core.messages import WorkerRef
@@ -17,17 +15,15 @@ class PrefixIndex:
     def __init__(self, chunk_len: int = 64, max_chunks: int = 200_000) -> None:
         self._chunk_len = chunk_len
         self._max_chunks = max_chunks
-        self._holders: OrderedDict[bytes, tuple[WorkerRef, ...]] = OrderedDict()
-        self._matched: tuple[bytes, Int32Array, list[bytes]] | None = None
+        self._holders: OrderedDict[int, tuple[WorkerRef, ...]] = OrderedDict()
+        self._matched: tuple[bytes, Int32Array, list[int]] | None = None
 
     def record(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
         """`worker` is about to hold, or holds, KV of `tokens` [n]."""
+        known = self._holders
         for key in self._chain_of(namespace, tokens):
-            holders = self._holders.get(key, ())
-            if worker not in holders:
-                holders = (*holders, worker)[-4:]
-            self._holders[key] = holders
-            self._holders.move_to_end(key)
+            holders = known.pop(key, ())
+            known[key] = holders if worker in holders else (*holders, worker)[-4:]
         while len(self._holders) > self._max_chunks:
             self._holders.popitem(last=False)
 
@@ -45,18 +41,21 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def _chain_of(self, namespace: bytes, tokens: Int32Array) -> list[bytes]:
+    def _chain_of(self, namespace: bytes, tokens: Int32Array) -> list[int]:
         """A prompt is matched and recorded in a row: its chain is made once."""
         if self._matched is not None and self._matched[1] is tokens and self._matched[0] == namespace:
             return self._matched[2]
-        chain = list(self._chain(namespace, tokens))
+        chain = self._chain(namespace, tokens)
         self._matched = None if tokens.flags.writeable else (namespace, tokens, chain)
         return chain
 
-    def _chain(self, namespace: bytes, tokens: Int32Array) -> Iterator[bytes]:
-        digest = namespace
+    def _chain(self, namespace: bytes, tokens: Int32Array) -> list[int]:
+        """The interpreter's hash of bytes: keyed afresh in every process, and far cheaper than a digest."""
         raw = tokens.astype("<i4", copy=False).tobytes()
         step = self._chunk_len * 4
+        chain: list[int] = []
+        key = hash(namespace)
         for start in range(0, len(raw) - step + 1, step):
-            digest = hashlib.blake2b(digest + raw[start : start + step], digest_size=16).digest()
-            yield digest
+            key = hash((key, raw[start : start + step]))
+            chain.append(key)
+        return chain

@@ -202,6 +202,8 @@ class CallTable:
 
     def advance(self) -> list[Call]:
         """Repeat Cancels; returns the calls that were done a second ago and lack notices."""
+        if not self._calls:
+            return []
         now = self._clock.now()
         for ref, repeat in self._repeats.items():
             if now >= repeat.next_at:
@@ -221,6 +223,8 @@ class CallTable:
 
     def wakeup(self) -> float | None:
         """When `advance` has something to do."""
+        if not self._calls:
+            return None
         now = self._clock.now()
         times = [repeat.next_at for repeat in self._repeats.values()]
         for call in self._calls.values():
@@ -246,11 +250,16 @@ class CallTable:
         """Pages of loose calls."""
         return sum(int(self._calls[ref].missing.sum()) for ref in self._repeats)
 
+    @property
+    def covers_too_much(self) -> bool:
+        """Whether loose calls do, of the pool."""
+        return bool(self._repeats) and self.num_overdue() > OVERDUE_SHARE * self._cache.num_pages
+
     def overdue(self, kill_after_s: float) -> list[KillRequest]:
         """Whose end to ask for: loose calls cover too much of the pool, and their writers do not answer."""
-        now = self._clock.now()
-        if self.num_overdue() <= OVERDUE_SHARE * self._cache.num_pages:
+        if not self.covers_too_much:
             return []
+        now = self._clock.now()
         silent = {self._calls[ref].worker for ref, r in self._repeats.items() if now >= r.since + kill_after_s}
         asked: list[KillRequest] = []
         for worker in sorted(silent, key=str):
@@ -264,7 +273,7 @@ class CallTable:
     def are_given_up(self, give_up_after_s: float) -> bool:
         """Whether the end of a writer was asked for long ago, no proof of it came, and loose calls still cover too much
         of the pool. The end of our own process is the one proof left."""
-        if self.num_overdue() <= OVERDUE_SHARE * self._cache.num_pages:
+        if not self.covers_too_much:
             return False
         now = self._clock.now()
         return any(now >= asked.since + give_up_after_s for asked in self._kill_asked.values())

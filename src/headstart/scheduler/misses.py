@@ -18,7 +18,8 @@ class CommittedPages:
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._weights = np.arange(1, page_size + 1, dtype=np.uint64) * _MULTIPLIER | np.uint64(1)
+        weights = np.random.default_rng(page_size).integers(1 << 63, size=page_size, dtype=np.uint64)
+        self._weights = weights | np.uint64(1)
         self._slots = np.zeros(_NUM_SLOTS, dtype=np.uint64)
 
     def note(self, namespace: bytes, tokens: Int32Array, first: int, last: int) -> None:
@@ -34,11 +35,7 @@ class CommittedPages:
     def _keys(self, namespace: bytes, tokens: Int32Array, first: int, last: int) -> NDArray[np.uint64]:
         size = self._page_size
         pages = tokens[first * size : last * size].astype(np.uint64).reshape(-1, size)
-        mixed = (pages + np.uint64(1)) * self._weights
-        mixed ^= mixed >> np.uint64(29)
-        keys: NDArray[np.uint64] = (mixed * _MULTIPLIER).sum(axis=1) + np.arange(
-            first, last, dtype=np.uint64
-        ) * _MULTIPLIER
+        keys: NDArray[np.uint64] = pages @ self._weights + np.arange(first, last, dtype=np.uint64) * _MULTIPLIER
         keys ^= np.uint64(int.from_bytes(namespace[:8].ljust(8, b"\0"), "little"))
         keys ^= keys >> np.uint64(31)
         return keys
