@@ -30,6 +30,7 @@ class ConnectionLimits:
     """From its first byte, or from the connection's start, until a request's head is whole; and for what is still to come
     of a body when its answer is out."""
     max_head_bytes: int = 64 << 10  # request line and headers; beyond it, 400
+    read_timeout_s: float = 60.0  # for a client to take anything of an answer that waits for it
 
 
 def connection_limits() -> ConnectionLimits:
@@ -45,6 +46,7 @@ class ImpatientProtocol(H11Protocol):
         super().__init__(**uvicorn)
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,6 +58,8 @@ class ImpatientProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
+        if self._reading is not None:
+            self._reading.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -65,6 +69,26 @@ class ImpatientProtocol(H11Protocol):
             self._expect_head()
         else:
             self._forget()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._expect_reading()
+
+    def _expect_reading(self) -> None:
+        """A transport that is closed waits for its last bytes to be taken: it has to be aborted."""
+        if self._reading is None and (num_left := self.transport.get_write_buffer_size()):
+            self._reading = self.loop.call_later(self._limits.read_timeout_s, self._look, num_left)
+
+    def _look(self, num_left: int) -> None:
+        self._reading = None
+        if self.transport.get_write_buffer_size() == num_left:
+            self.transport.abort()
+        else:
+            self._expect_reading()
 
     def _expect_head(self) -> None:
         """More bytes do not start the time anew."""

@@ -13,14 +13,16 @@ import uvicorn
 from headstart.worker.http_protocol import ConnectionLimits, ImpatientProtocol, connection_limits
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-SHORT = ConnectionLimits(max_connections=50, head_timeout_s=0.2)
+SHORT = ConnectionLimits(max_connections=50, head_timeout_s=0.2, read_timeout_s=0.2)
+LARGE = b"x" * (16 << 20)  # more than the kernel takes off our hands
 
 
 async def app(scope, receive, send) -> None:
     if scope["path"] == "/slow":
         await asyncio.sleep(2 * SHORT.head_timeout_s)
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
+    body = LARGE if scope["path"] == "/large" else b"ok"
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
 
 
 @asynccontextmanager
@@ -49,6 +51,13 @@ def with_server(
             writer.close()
 
     asyncio.run(go())
+
+
+async def write_for_ever(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n"])
@@ -112,6 +121,31 @@ def test_a_body_that_ends_after_its_answer_keeps_the_connection() -> None:
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
         writer.write(b"xxx" + GET)
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+
+    with_server(SHORT, talk)
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: close\r\n", b"Content-Length: 9\r\n"])
+def test_a_client_that_takes_nothing_of_its_answer_loses_its_connection(more: bytes) -> None:
+    async def talk(reader, writer) -> None:
+        writer.transport.pause_reading()
+        writer.write(GET.replace(b"/ ", b"/large ", 1).replace(b"\r\n\r\n", b"\r\n" + more + b"\r\n"))
+        with pytest.raises(ConnectionError):
+            await write_for_ever(writer)
+
+    with_server(SHORT, talk)
+
+
+def test_a_client_that_takes_its_answer_slowly_gets_all_of_it() -> None:
+    async def talk(reader, writer) -> None:
+        loop = asyncio.get_running_loop()
+        writer.write(GET.replace(b"/ ", b"/large ", 1))
+        await reader.readuntil(b"\r\n\r\n")
+        began, left = loop.time(), len(LARGE)
+        while left:
+            left -= len(await reader.read(1 << 16))
+            await asyncio.sleep(0.002)
+        assert loop.time() - began > SHORT.read_timeout_s
 
     with_server(SHORT, talk)
 
