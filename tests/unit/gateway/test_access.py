@@ -263,7 +263,7 @@ def test_a_body_that_does_not_arrive_in_time_is_a_408():
     run(go())
 
 
-async def ask(world, messages, path=CHAT, arrived=None):
+async def ask(world, messages, path=CHAT, arrived=None, key=None):
     """The start of the answer to a request whose body comes as `messages`, and after these nothing."""
     coming = list(messages)
     started = asyncio.get_running_loop().create_future()
@@ -281,6 +281,8 @@ async def ask(world, messages, path=CHAT, arrived=None):
 
     scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "headers": []}
     scope |= {"path": path, "raw_path": b"", "query_string": b"", "scheme": "http"}
+    if key is not None:
+        scope["headers"] = [(b"authorization", b"Bearer " + key.encode())]
     serving = asyncio.create_task(world.app(scope, receive, send))
     try:
         return await asyncio.wait_for(started, 5)
@@ -302,6 +304,27 @@ def test_many_large_bodies_at_once_are_refused_before_they_fill_the_memory():
             task.cancel()
         await asyncio.gather(*slow, return_exceptions=True)
         async with world.client() as http:
+            assert (await http.post(CHAT, json=chat_body())).status_code == 200
+
+    run(go())
+
+
+def test_slow_uploads_of_one_key_leave_room_for_those_of_others():
+    async def go():
+        world = ScriptedWorld(("alpha", "beta"), limits=HttpLimits(max_body_bytes=1000, max_read_bytes=4000))
+        part = {"type": "http.request", "body": b" " * 900, "more_body": True}
+        arrived = [asyncio.Event() for _ in range(2)]
+        slow = [asyncio.create_task(ask(world, [part], arrived=event, key="alpha")) for event in arrived]
+        for event in arrived:
+            await event.wait()
+        for path in (CHAT, "/tokenize"):
+            assert (await ask(world, [part], path, key="alpha"))["status"] == 429
+        async with world.client(headers=bearer("beta")) as http:
+            assert (await http.post(CHAT, json=chat_body())).status_code == 200
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        async with world.client(headers=bearer("alpha")) as http:
             assert (await http.post(CHAT, json=chat_body())).status_code == 200
 
     run(go())

@@ -41,7 +41,7 @@ def _add_generation(app: FastAPI, state: GatewayState) -> None:
     async def prepared(request: Request, prepare: Prepare) -> Prepared:
         """Refused before its body is read where there is no room for it. The body ends with this call."""
         tenant = _admit(state, request)
-        async with bodies.read(request) as body:
+        async with bodies.read(request, tenant) as body:
             return await prepare(state, body, tenant)
 
     @app.post("/v1/chat/completions")
@@ -54,8 +54,7 @@ def _add_generation(app: FastAPI, state: GatewayState) -> None:
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        _authenticate(state, request)
-        async with bodies.read(request) as body:
+        async with bodies.read(request, _authenticate(state, request)) as body:
             return JSONResponse(await operate.tokenize(state, body))
 
 

@@ -1,6 +1,7 @@
 """Request bodies: read up to a bound, parsed as strict JSON, refused in time and in words."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headstart.core.errors import ErrorCode
+from headstart.gateway.api.auth import Tenant
 from headstart.gateway.api.errors import ApiError, error_response, from_failure, invalid
 from headstart.gateway.state import HttpLimits
 from headstart.gateway.stream import Failure
@@ -20,23 +22,28 @@ LINGER_S = 5.0
 
 
 class Bodies:
-    """Bodies being read and checked. Their sum is bounded: many large ones at once must not exhaust the memory."""
+    """Bodies being read and checked. Their sum is bounded: many large ones at once must not exhaust the memory. Where
+    keys tell clients apart, one may take half of it: slow uploads of one must not keep all others out."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
-        self._num_bytes = 0
+        self._num_bytes: Counter[bytes] = Counter()  # by the tenant's salt
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+    async def read(self, request: Request, tenant: Tenant) -> AsyncIterator[dict[str, Any]]:
         """The body as an object, to be let go of when the block ends. Raises ApiError 400, 408, 413 or 429."""
         data = bytearray()
         try:
-            await self._fill(data, request)
+            await self._fill(data, request, tenant.salt)
             yield parse_json(bytes(data))
         finally:
-            self._num_bytes -= len(data)
+            self._num_bytes[tenant.salt] -= len(data)
 
-    async def _fill(self, data: bytearray, request: Request) -> None:
+    def _has_room(self, salt: bytes) -> bool:
+        most = self._limits.max_read_bytes
+        return self._num_bytes.total() <= most and (not salt or self._num_bytes[salt] <= most // 2)
+
+    async def _fill(self, data: bytearray, request: Request, salt: bytes) -> None:
         max_bytes = self._limits.max_body_bytes
         too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")
         stated = request.headers.get("content-length", "")
@@ -46,10 +53,10 @@ class Bodies:
             async with asyncio.timeout(self._limits.body_timeout_s):
                 async for chunk in request.stream():
                     data += chunk
-                    self._num_bytes += len(chunk)
+                    self._num_bytes[salt] += len(chunk)
                     if len(data) > max_bytes:
                         raise too_large
-                    if self._num_bytes > self._limits.max_read_bytes:
+                    if not self._has_room(salt):
                         raise ApiError(429, "too many large requests arrive at once, try again later", code="busy")
         except TimeoutError as error:
             message = f"the body did not arrive within {self._limits.body_timeout_s:g} s"
