@@ -110,10 +110,18 @@ class PrefixCache:
         self._give_up(lease, old)
         return True
 
-    def make_room(self, num_pages: int) -> int:
-        """Evict in one pass until `num_pages` are free, if possible. Returns pages now free."""
+    def make_room(self, num_pages: int, takers: Iterable[tuple[PageLease, int]] = ()) -> int:
+        """Evict in one pass until `num_pages` are free, if possible. Returns pages now free. `takers`: the leases that are
+        about to be extended, and by how many pages: these count as their owners' already while room is made."""
         if num_pages > self._ledger.num_free:
+            taken = Counter[bytes]()
+            for lease, count in takers:
+                taken[lease.namespace] += count
+            for namespace, count in taken.items():
+                self._order.shares.add(namespace, count)
             evict(self._tree, self._ledger, self._order, num_pages - self._ledger.num_free)
+            for namespace, count in taken.items():
+                self._order.shares.add(namespace, -count)
         return self._ledger.num_free
 
     def commit(self, lease: PageLease, tokens: Int32Array, num_tokens: int) -> int:

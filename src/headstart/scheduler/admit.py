@@ -181,7 +181,7 @@ class Admission:
         """Take the promised pages, evicting once, and start each delta."""
         board = self._board
         if admissions.num_new:
-            board.cache.make_room(admissions.num_new)
+            board.cache.make_room(admissions.num_new, [(each.lease, each.num_new) for each in admissions.admitted])
         for admitted in admissions.admitted:
             choice, lease = admitted.choice, admitted.lease
             if not board.cache.try_extend(lease, admitted.num_new):

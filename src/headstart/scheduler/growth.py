@@ -21,10 +21,10 @@ class Growth:
 
     def keep(self, parts: list[Part]) -> list[Part]:
         """Those of `parts`, oldest first, whose entries still run and have pages for what they compute."""
-        wanted = sum(self._lacks(part) for part in parts)
+        wanted = [(part.entry.lease, lacks) for part in parts if (lacks := self._lacks(part))]
         if not wanted:
             return parts
-        self._board.cache.make_room(wanted)
+        self._board.cache.make_room(sum(lacks for _, lacks in wanted), wanted)
         num_sitting = 0
         kept: list[Part] = []
         for part in parts:

@@ -65,7 +65,7 @@ def leap(board: Board, num_steps: int, draw: Draw, first_end: float) -> None:
         sequence.num_computed += num_steps
         choice.record.mark("first_token", first_end)
     for _, entries in sorted(crossings.items()):
-        board.cache.make_room(len(entries))
+        board.cache.make_room(len(entries), [(entry.lease, 1) for entry in entries])
         for entry in entries:
             if not board.cache.try_extend(entry.lease, 1):
                 raise InvariantError("a free step lacks a page")

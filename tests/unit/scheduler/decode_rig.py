@@ -101,12 +101,19 @@ class Watched:
 
 
 class Rig:
-    """`limits` fields may be given by name. `verifies`: it asks for seals."""
+    """`limits` fields may be given by name. `verifies`: it asks for seals. `owner_pages` as in PrefixCache."""
 
-    def __init__(self, num_pages: int = 64, page_size: int = 4, verifies: bool = False, **limits: float) -> None:
+    def __init__(
+        self,
+        num_pages: int = 64,
+        page_size: int = 4,
+        verifies: bool = False,
+        owner_pages: int | None = None,
+        **limits: float,
+    ) -> None:
         self.now = 0.0
         self.page_size = page_size
-        self.cache = Watched(PrefixCache(num_pages, page_size))
+        self.cache = Watched(PrefixCache(num_pages, page_size, owner_pages))
         self.pool = np.zeros((num_pages, page_size), dtype=np.int64)
         self.mail: list[tuple[str, Message]] = []
         spec = KVSpec(PROTOCOL_VERSION, "model", page_size, "uint8", 1, 1, 1, "none")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
+from headstart.core.identity import cache_namespace
 from headstart.core.layout import pages_for
 from headstart.core.messages import PrefillFailed, Rejected
 from headstart.scheduler.admission import MAX_OVERTAKEN, pages_in_reserve, pages_to_lease
@@ -315,6 +316,24 @@ def test_behaviour_77_one_eviction_serves_a_whole_pass():
     assert rig.cache.num_calls["make_room"] == before + 1
     assert rig.scheduler.load().num_waiting == 16
     assert rig.cache.counts().private == 16 * 3
+
+
+def test_what_a_whole_pass_takes_counts_as_its_owners_before_anybodys_pages_go():
+    rig = Rig(num_pages=64, owner_pages=24, chunked_prefill_size=1000, max_running_requests=16)
+    victim, greedy = (cache_namespace(tenant_salt=salt) for salt in (b"victim", b"greedy"))
+    for n in range(4):
+        rig.submit(f"victim{n}", range(100 * n, 100 * n + 25), 1, namespace=victim)
+    rig.run()
+    for n in range(4, 8):
+        rig.submit(f"own{n}", range(100 * n, 100 * n + 25), 1, namespace=greedy)
+    rig.run()
+    kept = sum(rig.cached_pages(range(100 * n, 100 * n + 25), victim) for n in range(4))
+    assert (kept, rig.cache.counts().free) == (24, 16)
+    for n in range(8, 13):
+        rig.submit(f"more{n}", range(100 * n, 100 * n + 32), 1, namespace=greedy)
+    rig.advance()
+    assert rig.cache.counts().private == 5 * 8
+    assert sum(rig.cached_pages(range(100 * n, 100 * n + 25), victim) for n in range(4)) == kept
 
 
 def test_a_long_waiting_line_is_not_matched_again_every_step():

@@ -1,6 +1,7 @@
 """A world that jumps has the history of one that takes every step: the same words at the same times, the same pages taken
 and evicted, the same tokens at the same times."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -13,7 +14,7 @@ from msgspec import structs
 
 from headstart.core.messages import Message, Tokens
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
-from headstart.kv.cache import PrefixCache
+from headstart.kv.cache import PageLease, PrefixCache
 from headstart.sim.cost import StepShape
 from headstart.sim.network import FINE, MessageFate
 from headstart.sim.spec import SMALL_DECODE, SMALL_PREFILL, Modelling, Timing, WorldSpec
@@ -48,9 +49,9 @@ class WatchedCache(PrefixCache):
         self._evicted: list[list[int]] = []
         evicted.append(self._evicted)
 
-    def make_room(self, num_pages: int) -> int:
+    def make_room(self, num_pages: int, takers: Iterable[tuple[PageLease, int]] = ()) -> int:
         before = self._ledger.in_tree.copy()
-        num_free = super().make_room(num_pages)
+        num_free = super().make_room(num_pages, takers)
         gone = np.flatnonzero(before & ~self._ledger.in_tree).tolist()
         if gone:
             self._evicted.append(gone)
