@@ -120,11 +120,12 @@ class SimWorker:
         self.wake_at = due if due > now else now + SHORTEST_S
 
     def _prepare_pass(self, leaps: Leaps, now: float) -> None:
-        """Note what was done before a pass that may change what runs."""
+        """Note what was done before a pass that may change what runs, and say it before one that may end it early."""
         self._catch_up()
         finish_at = self.organs.executor.finish_at
-        steps_or_rings = any(time is not None and time <= now for time in (finish_at, self._wakeup))
-        if steps_or_rings or not self.mailbox.is_harmless:
+        if not self.mailbox.is_harmless or (self._wakeup is not None and self._wakeup <= now):
+            leaps.say()
+        elif finish_at is not None and finish_at <= now:
             leaps.collect()
 
     def _catch_up(self) -> None:
