@@ -7,7 +7,7 @@ the tokens are the path in the radix tree.
 
 import hashlib
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 PROTOCOL_VERSION = 1
 OWNER_BYTES = 16
@@ -32,11 +32,10 @@ class KVSpec(Struct, frozen=True):
 
 def first_mismatch(ours: KVSpec, theirs: KVSpec) -> str | None:
     """Name the first field that differs with both values, or None when the specs agree."""
-    for name in structs.fields(KVSpec):
-        mine, other = getattr(ours, name.name), getattr(theirs, name.name)
-        if mine != other:
-            return f"{name.name} differs: {mine!r} here, {other!r} there"
-    return None
+    if ours == theirs:
+        return None
+    pairs = ((name, getattr(ours, name), getattr(theirs, name)) for name in KVSpec.__struct_fields__)
+    return next(f"{name} differs: {mine!r} here, {other!r} there" for name, mine, other in pairs if mine != other)
 
 
 def cache_namespace(adapter: str = "", tenant_salt: bytes = b"") -> bytes:

@@ -14,6 +14,7 @@ from headstart.core.messages import (
     KillRequest,
     LauncherHello,
     Leave,
+    Membership,
     Message,
     WorkerExited,
     WorkerRef,
@@ -53,6 +54,8 @@ class Cluster:
         self._model_fingerprint = model_fingerprint
         self._launchers: dict[str, tuple[str, ...]] = {}
         self._turned_away: set[WorkerRef] = set()
+        self._membership: Membership | None = None
+        self._told: set[WorkerRef] = set()  # the decode workers that this one was sent to
         self.registry = Registry(limits)
 
     def handle(self, sender: str, message: Word, now: float) -> list[Loss]:
@@ -83,12 +86,16 @@ class Cluster:
                 self._ask_launcher(message)
         return []
 
-    def judge(self, now: float) -> list[Loss]:
-        """Find the workers that have been silent for too long, and tell decode workers how things stand."""
+    def judge(self, now: float, *, repeats: bool) -> list[Loss]:
+        """Find the workers that have been silent for too long, and tell decode workers how things stand, those that
+        know it only where it `repeats`."""
         lost = [Loss(record.ref, died=True) for record in self.registry.judge(now) if not record.may_return]
         membership = self.registry.membership()
+        if membership is not self._membership:
+            self._membership, self._told = membership, set()
         for record in self.registry.of_role(DECODE):
-            if record.may_return:
+            if record.may_return and (repeats or record.ref not in self._told):
+                self._told.add(record.ref)
                 self._send(str(record.ref), membership)
         return lost
 

@@ -255,11 +255,13 @@ class Dispatcher:
 
     def _on_cluster(self, sender: str, message: Join | Leave | WorkerExited | LauncherHello | KillRequest) -> None:
         now = self._clock.now()
-        is_repeat = isinstance(message, Join) and self.registry.get(message.worker) is not None
+        is_known = isinstance(message, Join) and self.registry.get(message.worker) is not None
         for worker, died in self._cluster.handle(sender, message, now):
             self._lose(worker, now, died=died)
-        if not is_repeat:
+        if not isinstance(message, Join):
             self._sweep(now)
+        elif not is_known:
+            self._look_around(now, repeats=False)
 
     def _tell_stale(self, sender: str, ref: ChoiceRef) -> None:
         """Repeat to a worker that it no longer has this attempt, at most once in a while."""
@@ -275,9 +277,13 @@ class Dispatcher:
     # ---- time --------------------------------------------------------------------------------------------------------
 
     def _sweep(self, now: float) -> None:
-        for worker, died in self._cluster.judge(now):
-            self._lose(worker, now, died=died)
         self._next_sweep = now + self._limits.beat_s
+        self._look_around(now, repeats=True)
+
+    def _look_around(self, now: float, *, repeats: bool) -> None:
+        """See what has changed. `repeats`: tell decode workers also what they know."""
+        for worker, died in self._cluster.judge(now, repeats=repeats):
+            self._lose(worker, now, died=died)
         self._expire(now)
         for choice in self._still_open(self.iter_choices()):
             self._nudge(choice, now)

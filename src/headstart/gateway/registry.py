@@ -60,6 +60,7 @@ class Registry:
         self._by_role: dict[str, dict[str, WorkerRecord]] = {}
         self._ended: dict[str, int] = {}  # name -> latest incarnation known to have ended
         self._judged_at: float | None = None
+        self._membership = Membership(())  # as last told
 
     def is_contested(self, message: Join) -> bool:
         """Whether another incarnation of this name is not known to have ended: no lock sees both, and a silent one may
@@ -139,12 +140,14 @@ class Registry:
         return iter(self._records.values())
 
     def membership(self) -> Membership:
-        return Membership(
-            tuple(
-                PeerState(record.ref, record.join.peer_address, _public_state(record.state), record.join.lock_domain)
-                for record in self.of_role("prefill")
-            )
+        """The same object while nothing has changed."""
+        peers = tuple(
+            PeerState(record.ref, record.join.peer_address, _public_state(record.state), record.join.lock_domain)
+            for record in self.of_role("prefill")
         )
+        if peers != self._membership.prefill:
+            self._membership = Membership(peers)
+        return self._membership
 
     def _state(self, record: WorkerRecord, now: float) -> WorkerState:
         if record.state is WorkerState.ENDED:

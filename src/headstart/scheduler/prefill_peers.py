@@ -48,17 +48,18 @@ class PrefillPeers:
         self._limits = limits
         self._transport = transport
         self._peers: dict[str, Peer] = {}
+        self._incarnations: dict[str, list[WorkerRef]] = {}  # of the peers, by worker name
         self._ended: dict[str, EndedRefs] = {}
         self._exited: dict[str, int] = {}  # worker name -> newest incarnation known to have exited
 
     def former_incarnations(self, worker: WorkerRef) -> list[WorkerRef]:
         """Peers whose end a Hello of `worker` proves: a launcher starts an incarnation only after the last exit."""
-        peers = [peer.worker for peer in self._peers.values() if peer.worker.name == worker.name]
+        peers = self._incarnations.get(worker.name, ())
         return [peer for peer in peers if peer.incarnation < worker.incarnation]
 
     def is_stale(self, worker: WorkerRef) -> bool:
-        newest = [p.worker.incarnation for p in self._peers.values() if p.worker.name == worker.name]
-        return worker.incarnation < max(newest, default=0) or worker.incarnation <= self._exited.get(worker.name, -1)
+        newest = max((peer.incarnation for peer in self._incarnations.get(worker.name, ())), default=0)
+        return worker.incarnation < newest or worker.incarnation <= self._exited.get(worker.name, -1)
 
     def greet(self, hello: Hello) -> Message | None:
         """Connect a decode worker and answer it. The answer to a repeated Hello is the same. None where its pool cannot
@@ -67,7 +68,10 @@ class PrefillPeers:
         name = str(hello.worker)
         if mismatch := first_mismatch(self._kv_spec, hello.kv_spec):
             return Refused(self._worker, mismatch)
-        peer = self._peers.setdefault(name, Peer(hello.worker))
+        peer = self._peers.get(name)
+        if peer is None:
+            peer = self._peers[name] = Peer(hello.worker)
+            self._incarnations.setdefault(hello.worker.name, []).append(hello.worker)
         if peer.descriptor != hello.descriptor:
             try:
                 self._transport.connect(name, hello.descriptor)
@@ -96,6 +100,7 @@ class PrefillPeers:
         self._exited[worker.name] = max(worker.incarnation, self._exited.get(worker.name, -1))
         self._ended.pop(name, None)
         if self._peers.pop(name, None) is not None:
+            self._incarnations[worker.name].remove(worker)
             self._transport.disconnect(name)
 
     def ended(self, name: str) -> EndedRefs:

@@ -64,6 +64,7 @@ class World:
         )
         self.gateway, self._entrance = self._make_gateway(f"gateway {seed}", open_tape)
         self._gateway_wake: float | None = 0.0
+        self._gateway_has_heard = False  # and has not looked at the time since
         self._launcher = SimLauncher(
             self.clock, self._agenda, self.control, self.spec.timing, Processes(self._end_process, self.restart)
         )
@@ -253,7 +254,7 @@ class World:
 
     def _to_gateway(self, sender: str, message: Message) -> None:
         self._entrance.handle(sender, message)
-        self._advance_gateway()
+        self._gateway_has_heard = True
 
     def _listen(self) -> None:
         """Let the gateway hear what workers have told it by now and it was not bothered with."""
@@ -265,6 +266,7 @@ class World:
         if self._gateway_wake is not None and self._gateway_wake <= self.clock.now():
             self._listen()
         wake = self._entrance.advance()
+        self._gateway_has_heard = False
         self._gateway_wake = None if wake is None else max(wake, self.clock.now())
 
     def _deliver(self, worker: SimWorker, sender: str, message: Message) -> None:
@@ -293,7 +295,7 @@ class World:
     def _run_due(self) -> None:
         now = self.clock.now()
         self._agenda.run_due(now)
-        if self._gateway_wake is not None and self._gateway_wake <= now:
+        if self._gateway_has_heard or (self._gateway_wake is not None and self._gateway_wake <= now):
             self._advance_gateway()
         arrives = self.links.next_event_time()
         if arrives is not None and arrives <= now:
