@@ -185,6 +185,9 @@ class AccessSettings:
 
     def __post_init__(self) -> None:
         require(all(self.api_keys), "--api-key has an empty key between its commas")
+        for flag, keys in (("--api-key", self.api_keys), ("--admin-api-key", (self.admin_api_key,))):
+            clear = all(key.isascii() and key.isprintable() and key == key.strip() for key in keys)
+            require(clear, f"{flag}: a header carries printable ASCII only, without spaces at its ends")
         require(not (self.api_key and self.api_key_file), "--api-key and --api-key-file both name keys; give one")
         require(
             not (self.admin_api_key and self.admin_key_file),

@@ -38,7 +38,9 @@ def test_the_admin_key_comes_from_a_file_of_its_own(tmp_path: Path) -> None:
         AccessSettings(admin_api_key="alpha", admin_key_file="key")
 
 
-@pytest.mark.parametrize(("content", "reason"), [("\n \n", "holds no key"), ("alpha,beta\n", "without commas")])
+@pytest.mark.parametrize(
+    ("content", "reason"), [("\n \n", "holds no key"), ("alpha,beta\n", "without commas"), ("sch\u00fcssel\n", "ASCII")]
+)
 def test_a_file_that_names_no_clear_keys_is_refused_not_taken_for_none(
     tmp_path: Path, content: str, reason: str
 ) -> None:
