@@ -5,6 +5,7 @@ Every class checks its own fields; what depends on more than one class is checke
 
 import json
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from headstart.config.errors import ConfigError, require
@@ -38,7 +39,7 @@ class ModelSettings:
         )
         try:
             overrides = json.loads(self.json_model_override_args)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"--json-model-override-args is not JSON: {error}") from error
         require(isinstance(overrides, dict), "--json-model-override-args must be a JSON object")
         require(self.tp_size >= 1, f"--tp-size must be at least 1, got {self.tp_size}")
@@ -126,8 +127,8 @@ class StepSettings:
             ("--cuda-graph-max-bs", self.cuda_graph_max_bs, 0),
         ):
             require(value == "auto" or value >= least, f"{flag} must be at least {least}, got {value}")
-        require(self.watchdog_timeout > 0, f"--watchdog-timeout must be positive, got {self.watchdog_timeout}")
-        require(self.drain_timeout >= 0, f"--drain-timeout must not be negative, got {self.drain_timeout}")
+        require(0 < self.watchdog_timeout < inf, f"--watchdog-timeout must be positive, got {self.watchdog_timeout}")
+        require(0 <= self.drain_timeout < inf, f"--drain-timeout must be 0 or more, got {self.drain_timeout}")
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ class GatewaySettings:
         require(
             self.resolved_control_port != self.port, f"--port and --control-port are both {self.port}; they must differ"
         )
-        require(self.request_timeout > 0, f"--request-timeout must be positive, got {self.request_timeout}")
+        require(0 < self.request_timeout < inf, f"--request-timeout must be positive, got {self.request_timeout}")
 
     @property
     def resolved_control_port(self) -> int:

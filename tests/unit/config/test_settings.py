@@ -1,5 +1,7 @@
 """Settings that cannot work are refused before anything starts, and "auto" becomes one number."""
 
+from math import inf
+
 import pytest
 
 from headstart.config.errors import ConfigError
@@ -94,6 +96,9 @@ def test_all_conflicts_come_in_one_message() -> None:
         lambda: StepSettings(chunked_prefill_size=0),
         lambda: StepSettings(local_prefill_tokens=-1),
         lambda: StepSettings(watchdog_timeout=0),
+        lambda: StepSettings(watchdog_timeout=inf),
+        lambda: StepSettings(drain_timeout=inf),
+        lambda: GatewaySettings(request_timeout=inf),
         lambda: GatewaySettings(port=0),
         lambda: AccessSettings(api_key="alpha,,beta"),
         lambda: AccessSettings(api_key=" "),
