@@ -149,8 +149,8 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         low, high = self.token_ids
-        if not 0 <= low < high:
-            raise BenchError(f"--token-ids {low} {high}: the second must be above the first")
+        if not 0 <= low < high <= 1 << 31:
+            raise BenchError(f"--token-ids {low} {high}: the second must be above the first, and at most {1 << 31}")
         _at_least(self, 0, "num_seeds")
         if not self.request_rate > 0:
             raise BenchError(f"--request-rate must be positive, got {self.request_rate}")

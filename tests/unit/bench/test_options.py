@@ -27,6 +27,8 @@ WRONG = [
     (TraceOptions, {"trace_warmup": -1}),
     (LoadOptions, {"request_rate": math.nan}),
     (LoadOptions, {"num_seeds": -1}),
+    (LoadOptions, {"token_ids": (5, 5)}),
+    (LoadOptions, {"token_ids": (0, 1 << 32)}),
 ]
 
 
