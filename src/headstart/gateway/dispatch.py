@@ -64,9 +64,9 @@ class Dispatcher:
         self._clock = clock
         self._send = send
         self._limits = limits
-        self._policy = make_policy(self.open_choices, rng)
         self._choices: dict[str, dict[int, Choice]] = {}  # request id -> choice -> Choice
         self._open: Counter[WorkerRef] = Counter()
+        self._policy = make_policy(self._open.__getitem__, rng)
         self._told: OrderedDict[ChoiceRef, float] = OrderedDict()  # stale attempts told to stop, and when
         self._next_sweep = float("-inf")
         self._next_deadline = float("inf")

@@ -28,7 +28,17 @@ class DecodePolicy(Protocol):
 
 def load_of(record: WorkerRecord, open_choices: OpenChoices) -> int:
     """Choices on a worker: what it last said, or what we know to be there if that is more."""
-    return max(record.load.num_running + record.load.num_waiting, open_choices(record.ref))
+    load, num_open = record.load, open_choices(record.ref)
+    num_told = load.num_running + load.num_waiting
+    return num_told if num_told > num_open else num_open
+
+
+def cheapest(candidates: Sequence[WorkerRecord], costs: Sequence[int], rng: Random) -> WorkerRecord:
+    """Of equals one is drawn."""
+    least = min(costs)
+    if costs.count(least) == 1:
+        return candidates[costs.index(least)]
+    return rng.choice([record for record, cost in zip(candidates, costs, strict=True) if cost == least])
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,7 @@ class LeastLoaded:
     rng: Random
 
     def pick(self, namespace: bytes, tokens: Int32Array, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
-        return min(candidates, key=lambda record: (load_of(record, self.open_choices), self.rng.random()))
+        return cheapest(candidates, [load_of(record, self.open_choices) for record in candidates], self.rng)
 
     def note(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
         pass
@@ -61,17 +71,12 @@ class PrefixAffinity:
     def pick(self, namespace: bytes, tokens: Int32Array, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
         if len(candidates) == 1:
             return candidates[0]
+        weight, open_choices = self.tokens_per_choice, self.open_choices
+        costs = [weight * load_of(record, open_choices) for record in candidates]
         held = self.index.match(namespace, tokens)
-        weight, open_choices, draw = self.tokens_per_choice, self.open_choices, self.rng.random
-        _, _, best = min(
-            (
-                weight * load_of(record, open_choices) - held.get(record.ref, 0),
-                draw(),
-                index,
-            )
-            for index, record in enumerate(candidates)
-        )
-        return candidates[best]
+        if held:
+            costs = [cost - held.get(record.ref, 0) for cost, record in zip(costs, candidates, strict=True)]
+        return cheapest(candidates, costs, self.rng)
 
     def note(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
         self.index.record(namespace, tokens, worker)
