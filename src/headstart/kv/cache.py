@@ -138,14 +138,15 @@ class PrefixCache:
         if last <= first:
             return 0
         own = lease.pages[first:last]
-        if self._ledger.writer[own].any():
+        if np.count_nonzero(self._ledger.writer[own]):
             raise InvariantError("a page that a peer may still write was committed")
         new_tokens = _as_bytes(tokens[first * self.page_size : last * self.page_size])
         before = lease._end
         walk = self._tree.walk_from(before, new_tokens) if before else self._tree.walk(lease.namespace, new_tokens)
         shared, end = self._pin(walk, above=before)
         num_known = len(shared)
-        lease.pages = _table(lease.pages[:first], shared, lease.pages[first + num_known :])
+        if num_known:
+            lease.pages = _table(lease.pages[:first], shared, lease.pages[first + num_known :])
         lease.num_shared, lease._end = last, end
         if num_known < len(own):
             parent = end or self._tree.root(lease.namespace)
@@ -213,7 +214,7 @@ class PrefixCache:
         return self._tree.walk(match.namespace, match._tokens)
 
     def _num_cached(self, walk: Walk) -> int:
-        return int(np.count_nonzero(self._ledger.state[walk.pages()] == CACHED))
+        return int(np.count_nonzero(self._ledger.state[walk.pages()] == CACHED)) if walk.nodes else 0
 
     def _pin(self, walk: Walk, above: Node | None) -> tuple[Int32Array, Node | None]:
         """Lease what a walk from below `above` matched. Returns its pages and the node that ends with them."""
@@ -232,8 +233,9 @@ class PrefixCache:
         return self._ledger.allocate(num_pages)
 
     def _give_up(self, lease: PageLease, private: Int32Array) -> None:
-        self._ledger.unlease(private)
-        self._order.shares.add(lease.namespace, -len(private))
+        if len(private):
+            self._ledger.unlease(private)
+            self._order.shares.add(lease.namespace, -len(private))
 
     def _expect_live(self, lease: PageLease) -> None:
         if lease not in self._leases:

@@ -258,12 +258,13 @@ class DecodeScheduler:
                 self._end(choice, ErrorCode.CANCELLED, f"{gateway} has been silent for {now - heard:.1f} s")
 
     def _wakeup(self) -> float | None:
-        times = [self._links_due, self._calls.wakeup(), self._fetching.ask_at]
+        known = self._links_due, self._calls.wakeup(), self._fetching.ask_at
+        times = [time for time in known if time is not None]
         if self._alarms:
             times.append(self._alarms[0][0])
         if len(self._desk):
-            times.extend(heard + self._limits.gateway_silence_s for heard in self._heard.values())
-        return min((time for time in times if time is not None), default=None)
+            times += [heard + self._limits.gateway_silence_s for heard in self._heard.values()]
+        return min(times, default=None)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 

@@ -279,18 +279,25 @@ class World:
         if time_s != float("inf"):
             heapq.heappush(self._wakes, (time_s, worker.number, worker))
 
+    def _is_current(self, time_s: float, worker: SimWorker) -> bool:
+        """Whether a wake of this time still stands."""
+        if time_s != worker.wake_at or worker.is_stalled:
+            return False
+        return self.workers.get(worker.ref.name) is worker
+
     def _next_wake(self) -> float | None:
         """When the next worker is due; outdated wakes before that one are dropped."""
-        while self._wakes:
-            time_s, _, worker = self._wakes[0]
-            if time_s == worker.wake_at and not worker.is_stalled and self.workers.get(worker.ref.name) is worker:
+        wakes = self._wakes
+        while wakes:
+            time_s, _, worker = wakes[0]
+            if self._is_current(time_s, worker):
                 return time_s
-            heapq.heappop(self._wakes)
+            heapq.heappop(wakes)
         return None
 
     def _next_time(self) -> float | None:
-        times = (self._agenda.next_time(), self.links.next_event_time(), self._gateway_wake, self._next_wake())
-        return min((time for time in times if time is not None), default=None)
+        times = [self._agenda.next_time(), self.links.next_event_time(), self._gateway_wake, self._next_wake()]
+        return min([time for time in times if time is not None], default=None)
 
     def _run_due(self) -> None:
         now = self.clock.now()
@@ -312,7 +319,9 @@ class World:
     def _due(self, now: float) -> list[SimWorker]:
         """Workers with something to do, oldest first."""
         due: dict[int, SimWorker] = {}
-        while (time_s := self._next_wake()) is not None and time_s <= now:
-            _, number, worker = heapq.heappop(self._wakes)
-            due[number] = worker
-        return [due[number] for number in sorted(due)]
+        wakes = self._wakes
+        while wakes and wakes[0][0] <= now:
+            time_s, number, worker = heapq.heappop(wakes)
+            if self._is_current(time_s, worker):
+                due[number] = worker
+        return list(due.values()) if len(due) < 2 else [due[number] for number in sorted(due)]
