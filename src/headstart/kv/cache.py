@@ -164,8 +164,8 @@ class PrefixCache:
         self._expect_live(lease)
         self._leases.remove(lease)
         self._order.touch(lease.pages[: lease.num_shared])
-        self._ledger.unlease(lease.pages[: lease.num_shared])
-        self._give_up(lease, lease.pages[lease.num_shared :])
+        self._ledger.unlease(lease.pages)
+        self._order.shares.add(lease.namespace, lease.num_shared - len(lease.pages))
         if lease._end:
             self._tree.unpin(lease._end)
             self._order.offer(lease._end)

@@ -100,7 +100,10 @@ class PageLedger:
         left = self.leases[pages] - _ONE
         self._expect(pages, left >= 0, "released but not leased")
         self.leases[pages] = left
-        self._settle_unleased(pages[left == 0])
+        is_last = left == 0
+        num_last = np.count_nonzero(is_last)
+        if num_last:
+            self._settle_unleased(pages if num_last == len(pages) else pages[is_last])
 
     def enter_tree(self, pages: Int32Array) -> None:
         """The tree owns these pages besides the lease that filled them."""
@@ -124,6 +127,9 @@ class PageLedger:
         self._expect(pages, self.writer[pages], "closed for a writer but not open")
         self.writer[pages] = False
         is_leased = self.leases[pages] > 0
+        if np.count_nonzero(is_leased) == len(pages):
+            self._become(pages, PRIVATE)
+            return
         self._become(pages[is_leased], PRIVATE)
         self._settle_unleased(pages[~is_leased])
 
@@ -181,8 +187,12 @@ class PageLedger:
             self._become(pages[is_touched], INFLIGHT)
             pages = pages[~is_touched]
         in_tree = self.in_tree[pages]
-        self._become(pages[in_tree], CACHED)
-        self._become(pages[~in_tree], FREE)
+        num_in_tree = np.count_nonzero(in_tree)
+        if 0 < num_in_tree < len(pages):
+            self._become(pages[in_tree], CACHED)
+            self._become(pages[~in_tree], FREE)
+        else:
+            self._become(pages, CACHED if num_in_tree else FREE)
 
     def _become(self, pages: Int32Array, state: int) -> None:
         """Give `pages`, each named once, this state. Those that become free join the free list."""
