@@ -124,6 +124,9 @@ class Cluster:
             return True
         if self._model_fingerprint:
             return join.kv_spec.model_fingerprint == self._model_fingerprint
+        known = self.registry.get(join.worker)
+        if known is not None and known.may_return and known.join.kv_spec == join.kv_spec:
+            return True  # a repeat changes nothing
         others = (record for record in self.registry.of_role(DECODE) if record.may_return)
         ours = {record.join.kv_spec.model_fingerprint for record in others if record.ref.name != join.worker.name}
         return not ours or join.kv_spec.model_fingerprint in ours
