@@ -17,6 +17,7 @@ from headstart.wire.codec import Codec
 from headstart.wire.errors import WireError
 from headstart.wire.limits import WireLimits
 from headstart.wire.security import Security, check_address, secure_binding, secure_connecting
+from headstart.wire.watch import LinkWatch, RefusalWatch
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -49,12 +50,13 @@ class Router:
     def __init__(self, socket: Socket, codec: Codec, limits: WireLimits) -> None:
         self.socket = socket
         self.counters = WireCounters()
+        self.refusals: RefusalWatch | None = None
         self._codec = codec
         self._limits = limits
 
     @classmethod
-    def bind(cls, wiring: Wiring, address: str, receives: Channel) -> "Router":
-        """`tcp://127.0.0.1:0` takes a free port; see `address`. Raises WireError."""
+    def bind(cls, wiring: Wiring, address: str, receives: Channel, *, watches: bool = False) -> "Router":
+        """`tcp://127.0.0.1:0` takes a free port; see `address`. `watches`: have `refusals`. Raises WireError."""
         check_address(address, wiring.security)
         socket = wiring.context.socket(zmq.ROUTER)
         try:
@@ -62,11 +64,14 @@ class Router:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # unreachable and full peers are errors, not silence
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             secure_binding(socket, wiring.security)
+            refusals = RefusalWatch.of(wiring.context, socket) if watches else None
             socket.bind(address)
         except (zmq.ZMQError, WireError) as error:
             socket.close(linger=0)
             raise WireError(f"cannot bind {address}: {error}") from error
-        return cls(socket, Codec(receives, wiring.limits), wiring.limits)
+        router = cls(socket, Codec(receives, wiring.limits), wiring.limits)
+        router.refusals = refusals
+        return router
 
     @property
     def address(self) -> str:
@@ -94,6 +99,8 @@ class Router:
 
     def close(self) -> None:
         self.socket.close()
+        if self.refusals is not None:
+            self.refusals.close()
 
 
 class Dealer:
@@ -102,13 +109,16 @@ class Dealer:
     def __init__(self, socket: Socket, codec: Codec, limits: WireLimits) -> None:
         self.socket = socket
         self.counters = WireCounters()
+        self.link: LinkWatch | None = None
         self._codec = codec
         self._limits = limits
 
     @classmethod
-    def connect(cls, wiring: Wiring, address: str, identity: str, receives: Channel) -> "Dealer":
-        """`identity` is the name the Router sees: 1 to 255 bytes of text. The Router need not exist yet. Raises
-        WireError."""
+    def connect(
+        cls, wiring: Wiring, address: str, identity: str, receives: Channel, *, watches: bool = False
+    ) -> "Dealer":
+        """`identity` is the name the Router sees: 1 to 255 bytes of text. The Router need not exist yet. `watches`: have
+        a `link`. Raises WireError."""
         check_address(address, wiring.security)
         name = identity.encode()
         if not 1 <= len(name) <= 255 or name[0] == 0:
@@ -120,11 +130,14 @@ class Dealer:
             socket.setsockopt(zmq.RECONNECT_IVL, 50)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
             secure_connecting(socket, wiring.security)
+            link = LinkWatch.of(wiring.context, socket) if watches else None
             socket.connect(address)
         except (zmq.ZMQError, WireError) as error:
             socket.close(linger=0)
             raise WireError(f"cannot connect to {address}: {error}") from error
-        return cls(socket, Codec(receives, wiring.limits), wiring.limits)
+        dealer = cls(socket, Codec(receives, wiring.limits), wiring.limits)
+        dealer.link = link
+        return dealer
 
     def send(self, message: Message) -> bool:
         """Queues while the Router is away, up to the queue's length."""
@@ -144,6 +157,8 @@ class Dealer:
 
     def close(self) -> None:
         self.socket.close()
+        if self.link is not None:
+            self.link.close()
 
 
 def _bound(socket: Socket, limits: WireLimits, address: str) -> None:

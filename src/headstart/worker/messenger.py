@@ -18,6 +18,7 @@ from headstart.core.messages import Join, Membership, Message, PeerState, Worker
 from headstart.wire.channels import FROM_PREFILL
 from headstart.wire.errors import WireError
 from headstart.wire.sockets import Dealer, Router, Wiring
+from headstart.wire.watch import LinkState
 from headstart.worker.wake import Waker
 
 GATEWAY = "gateway"
@@ -42,6 +43,7 @@ class Messenger:
         self._by_name: dict[str, Dealer] = {}
         self._undialled: set[WorkerRef] = set()
         self.num_unaddressed = 0
+        self.has_heard_gateway = False
 
     def start(self) -> None:
         """Watch the sockets that are open from the start."""
@@ -53,6 +55,10 @@ class Messenger:
     def join(self, message: Join) -> None:
         """Tell the gateway who we are. Repeats change nothing there, and reach a gateway that was restarted."""
         self._gateway.send(message)
+
+    def link_state(self) -> LinkState:
+        """Of the gateway's Dealer; taken to be up where that is not watched."""
+        return "up" if self._gateway.link is None else self._gateway.link.state()
 
     def send(self, recipient: str, message: Message) -> None:
         if (dealer := self._by_name.get(recipient)) is not None:
@@ -67,6 +73,7 @@ class Messenger:
     def receive(self) -> list[tuple[str, Message]]:
         self._waker.clear()
         inbox = [(GATEWAY, message) for message in self._gateway.drain()]
+        self.has_heard_gateway |= bool(inbox)
         for _, message in inbox:
             self._follow(message)
         if self._peers is not None:

@@ -36,6 +36,7 @@ from headstart.worker.exits import Exit
 from headstart.worker.heartbeat import HeartbeatThread
 from headstart.worker.lock import NameLock, NameTaken, runtime_dir
 from headstart.worker.loop import LoopParts, Vitals, WorkerLoop
+from headstart.worker.membership import MembershipLog
 from headstart.worker.messenger import GATEWAY, Messenger
 from headstart.worker.parent import die_with_parent
 from headstart.worker.ports import OpenWiring, control_url, open_wiring, peer_url
@@ -101,7 +102,7 @@ def _run(spec: WorkerSpec) -> Exit:
     join = Join(
         worker, spec.role, built.kv_spec, lines.peer_address, built.capacity_tokens, built.model_name, lock.domain
     )
-    log.info("ready", extra={"capacity_tokens": built.capacity_tokens, **built.facts})
+    log.info("loaded, waiting for the gateway", extra={"capacity_tokens": built.capacity_tokens, **built.facts})
     try:
         status = _serve(spec, parts, lines, join, built.page_bytes)
     finally:
@@ -134,7 +135,7 @@ def _open_lines(spec: WorkerSpec, worker: WorkerRef) -> _Lines:
     opened = open_wiring(spec.settings.cluster)
     wiring = opened.wiring
     control = control_url(spec.join)
-    gateway = Dealer.connect(wiring, control, str(worker), TO_WORKER)
+    gateway = Dealer.connect(wiring, control, str(worker), TO_WORKER, watches=True)
     beats = Dealer.connect(wiring, control, f"hb:{worker}", TO_WORKER)
     peers, peer_address = None, ""
     if spec.role == "prefill":
@@ -152,7 +153,8 @@ def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_b
     heartbeat = HeartbeatThread(
         join.worker, parts.vitals, parts.clock, lines.beats.send, _end_wedged, step.watchdog_timeout
     )
-    reporter = _Reporter(lines.messenger, join, LoadLine(spec.role, join.kv_spec.page_size, page_bytes), parts.clock)
+    line = LoadLine(spec.role, join.kv_spec.page_size, page_bytes)
+    reporter = _Reporter(lines.messenger, join, line, MembershipLog(spec.join, parts.clock.now()), parts.clock)
     lines.messenger.join(join)
     heartbeat.start()
     asked = _drain_on_signal(lines.waker)
@@ -169,18 +171,23 @@ def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_b
 
 
 class _Reporter:
-    """Called by the loop with each published load: repeats Join, logs the periodic line."""
+    """Called by the loop with each published load: repeats Join, logs the periodic line and whether it is a member."""
 
-    def __init__(self, messenger: Messenger, join: Join, line: LoadLine, clock: Clock) -> None:
+    def __init__(
+        self, messenger: Messenger, join: Join, line: LoadLine, membership: MembershipLog, clock: Clock
+    ) -> None:
         self._messenger = messenger
         self._join = join
         self._line = line
+        self._membership = membership
         self._clock = clock
         self._joined_at = clock.now()
 
     def __call__(self, load: WorkerLoad) -> None:
         now = self._clock.now()
         self._line.observe(now, load)
+        is_taken_in = self._messenger.has_heard_gateway or self._join.role == "prefill"  # which it sends nothing to
+        self._membership.observe(now, self._messenger.link_state(), is_taken_in)
         if now - self._joined_at >= JOIN_S:
             self._joined_at = now
             self._messenger.join(self._join)
