@@ -56,12 +56,14 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     transport = around.links.transport(str(ref), device.memory, device.region)
     cache = around.make_cache(num_pages, spec.page_size)
 
-    def send(recipient: str, message: Message) -> None:
-        if spec.modelling.cacheable_calls and isinstance(message, Prefill):
-            message = structs.replace(message, cacheable=True)
-        around.control.send(str(ref), recipient, message)
+    name, keeps_calls = str(ref), spec.modelling.cacheable_calls
 
-    delay_s, name = spec.timing.control_delay_s[0], str(ref)
+    def send(recipient: str, message: Message) -> None:
+        if keeps_calls and isinstance(message, Prefill):
+            message = structs.replace(message, cacheable=True)
+        around.control.send(name, recipient, message)
+
+    delay_s = spec.timing.control_delay_s[0]
     unsaid = Unsaid(around.clock, delay_s, send, partial(around.control.send_late, name))
     leaps = spec.modelling.jumps and not is_prefill
     ports = SchedulerPorts(transport, device.digests, around.clock, unsaid.send if leaps else send)

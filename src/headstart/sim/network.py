@@ -47,11 +47,14 @@ class ControlNetwork:
     def send(self, sender: str, recipient: str, message: Message) -> None:
         self.num_sent += 1
         fate = self.judge(sender, recipient, message)
+        if fate is FINE:
+            way = sender, recipient
+            arrival = max(self._clock.now() + self._draw_delay(), self._last_arrival.get(way, 0.0))
+            self._last_arrival[way] = arrival
+            self._agenda.add(arrival, partial(self._deliver, sender, recipient, message))
+            return
         for _ in range(fate.num_copies):
             arrival = self._clock.now() + self._draw_delay() + fate.delay_s
-            if fate is FINE:
-                arrival = max(arrival, self._last_arrival.get((sender, recipient), 0.0))
-                self._last_arrival[sender, recipient] = arrival
             self._agenda.add(arrival, partial(self._deliver, sender, recipient, message))
 
     def _draw_delay(self) -> float:

@@ -271,7 +271,8 @@ class World:
 
     def _deliver(self, worker: SimWorker, sender: str, message: Message) -> None:
         worker.mailbox.put(sender, message)
-        self._wake(worker, self.clock.now())
+        if worker.wake_at != self.clock.now():
+            self._wake(worker, self.clock.now())
 
     def _wake(self, worker: SimWorker, time_s: float) -> None:
         """Have a pass of it run at this time, in place of any other time."""
