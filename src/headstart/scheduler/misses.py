@@ -19,7 +19,7 @@ class CommittedPages:
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._slots = array("L", bytes(_NUM_SLOTS * array("L").itemsize))
+        self._slots = array("I", bytes(4 * _NUM_SLOTS))
 
     def note(self, namespace: bytes, tokens: Int32Array, first: int, last: int) -> None:
         """Pages [first, last) of `tokens` are in the cache now."""
