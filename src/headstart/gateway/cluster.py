@@ -20,7 +20,7 @@ from headstart.core.messages import (
     WorkerRef,
 )
 from headstart.gateway.limits import DispatchLimits
-from headstart.gateway.registry import Registry, WorkerState
+from headstart.gateway.registry import Registry, WorkerRecord, WorkerState
 
 log = logging.getLogger("headstart.gateway")
 
@@ -71,15 +71,15 @@ class Cluster:
                 if self.registry.is_contested(message):
                     reason = "its name is another process's, which may still run; give it another --name"
                     return self._turn_away(message.worker, "contested_names", reason)
-                replaced = self.registry.join(message, now)
+                replaced = self._take_in(message, now)
                 return [] if replaced is None else [Loss(replaced, died=True)]
             case Heartbeat():
                 self._counters["unknown_heartbeats"] += not self.registry.heartbeat(message, now)
             case Leave(worker):
-                return [Loss(worker, died=False)] if self.registry.end(worker) else []
+                return self._end(Loss(worker, died=False), "worker left: it has drained")
             case WorkerExited(worker):
                 self._pass_on(message)
-                return [Loss(worker, died=True)] if self.registry.end(worker) else []
+                return self._end(Loss(worker, died=True), f"worker ended with status {message.exit_status}")
             case LauncherHello(workers):
                 self._launchers[sender] = workers
             case KillRequest():
@@ -89,7 +89,10 @@ class Cluster:
     def judge(self, now: float, *, repeats: bool) -> list[Loss]:
         """Find the workers that have been silent for too long, and tell decode workers how things stand, those that
         know it only where it `repeats`."""
-        lost = [Loss(record.ref, died=True) for record in self.registry.judge(now) if not record.may_return]
+        changed = self.registry.judge(now)
+        for record in changed:
+            log.info(_verdict(record, now), extra={"worker": str(record.ref)})
+        lost = [Loss(record.ref, died=True) for record in changed if not record.may_return]
         membership = self.registry.membership()
         if membership is not self._membership:
             self._membership, self._told = membership, set()
@@ -108,6 +111,24 @@ class Cluster:
             case KillRequest():
                 return any(sender == str(record.ref) for record in self.registry.all())
         return True
+
+    def _take_in(self, message: Join, now: float) -> WorkerRef | None:
+        is_known = self.registry.get(message.worker) is not None
+        replaced = self.registry.join(message, now)
+        if not is_known and self.registry.get(message.worker) is not None:
+            facts = {
+                "worker": str(message.worker),
+                "role": message.role,
+                "peer_address": message.peer_address or "none",
+            }
+            log.info("worker joined", extra=facts if replaced is None else facts | {"replaces": str(replaced)})
+        return replaced
+
+    def _end(self, loss: Loss, event: str) -> list[Loss]:
+        if not self.registry.end(loss.worker):
+            return []
+        log.info(event, extra={"worker": str(loss.worker)})
+        return [loss]
 
     def _turn_away(self, worker: WorkerRef, counter: str, reason: str) -> list[Loss]:
         """It repeats its Join, and is taken in once the reason is gone."""
@@ -142,3 +163,13 @@ class Cluster:
         owner = next((launcher for launcher, names in self._launchers.items() if name in names), LAUNCHER)
         self._counters["kill_requests"] += 1
         self._send(owner, message)
+
+
+def _verdict(record: WorkerRecord, now: float) -> str:
+    if record.state is WorkerState.ALIVE:
+        return "worker is back: it takes new work"
+    silence_s = now - record.heard_at
+    stands_still = record.loop_age_s > silence_s
+    why = f"its loop stands still for {record.loop_age_s:.1f} s" if stands_still else f"silent for {silence_s:.1f} s"
+    fate = "its requests go elsewhere" if record.state is WorkerState.DEAD else "it gets no new work"
+    return f"worker is {record.state.value}, {why}: {fate}"

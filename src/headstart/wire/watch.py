@@ -61,6 +61,10 @@ class RefusalWatch:
         """Before it binds."""
         return cls(_monitor_of(context, socket, _FAILED))
 
+    def is_waiting(self, timeout_ms: int = 0) -> bool:
+        """Whether `take` would find any, at the latest after `timeout_ms`."""
+        return bool(self._monitor.poll(timeout_ms))
+
     def take(self) -> int:
         """Connections that failed to shake hands since the last call."""
         return len(_events(self._monitor))
@@ -80,6 +84,6 @@ def _monitor_of(context: "zmq.Context[Socket]", socket: Socket, events: int) -> 
 
 def _events(monitor: Socket) -> list[int]:
     found = []
-    while int(monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+    while monitor.poll(0):
         found.append(int(parse_monitor_message(monitor.recv_multipart())["event"]))
     return found

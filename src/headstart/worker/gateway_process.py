@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,8 @@ from headstart.worker.tape import DispatcherSpec, TapeWriter, open_tape
 TICK_S = 0.02
 """Longest the dispatcher is left alone while nothing comes in: bounds how late a deadline is noticed."""
 DRAIN_POLL_S = 0.05
+STRANGERS_S = 300.0
+"""How often refused connections are spoken of: whoever reaches the port can make as many as they like."""
 
 log = logging.getLogger("headstart.gateway")
 
@@ -89,7 +91,7 @@ def run_gateway_process(spec: GatewaySpec) -> NoReturn:
 async def _serve(spec: GatewaySpec) -> None:
     listener = _listen(spec.settings)
     wiring = open_wiring(spec.worker.cluster).wiring
-    router = Router.bind(wiring, control_bind_url(spec.settings), FROM_WORKER)
+    router = Router.bind(wiring, control_bind_url(spec.settings), FROM_WORKER, watches=True)
     loop = asyncio.get_running_loop()
     line = ControlLine(router)
     front = build_front(spec, line.send)
@@ -160,7 +162,7 @@ class ControlLine:
     def start(self, loop: asyncio.AbstractEventLoop, entrance: Entrance) -> None:
         self._watch = RouterWatch(self._router, loop, entrance.handle)
         self._watch.start()
-        self._ticking = loop.create_task(_tick(entrance))
+        self._ticking = loop.create_task(_tick(entrance, Strangers(self._router, loop.time)))
 
     def stop(self) -> None:
         if self._watch is not None:
@@ -169,9 +171,29 @@ class ControlLine:
             self._ticking.cancel()
 
 
-async def _tick(entrance: Entrance) -> None:
+class Strangers:
+    """Says at most every `STRANGERS_S` how many connections were refused."""
+
+    def __init__(self, router: Router, now: Callable[[], float]) -> None:
+        self._router = router
+        self._now = now
+        self._num_refused = 0
+        self._spoke_at = float("-inf")
+
+    def look(self) -> None:
+        if self._router.refusals is None:
+            return
+        self._num_refused += self._router.refusals.take()
+        if self._num_refused and self._now() - self._spoke_at >= STRANGERS_S:
+            reason = "no handshake on the control port: another --cluster-key, only one side has one, or no worker"
+            log.warning("strangers refused", extra={"connections": self._num_refused, "reason": reason})
+            self._num_refused, self._spoke_at = 0, self._now()
+
+
+async def _tick(entrance: Entrance, strangers: Strangers) -> None:
     while True:
         entrance.advance()
+        strangers.look()
         await asyncio.sleep(TICK_S)
 
 

@@ -11,6 +11,7 @@ from headstart.config.settings import ClusterSettings
 from headstart.wire.channels import FROM_WORKER, TO_WORKER
 from headstart.wire.sockets import Dealer, Router
 from headstart.wire.watch import LinkState
+from headstart.worker.gateway_process import STRANGERS_S, Strangers
 from headstart.worker.membership import REPEAT_S, MembershipLog
 from headstart.worker.ports import OpenWiring, new_cluster_key, open_wiring
 
@@ -20,6 +21,7 @@ PATIENCE = 200  # polls of 20 ms
 def member(directory: Path, name: str, key: str) -> OpenWiring:
     if not key:
         return open_wiring(ClusterSettings())
+    (directory / name).touch(mode=0o600)
     (directory / name).write_text(key)
     return open_wiring(ClusterSettings(cluster_key=str(directory / name)))
 
@@ -33,6 +35,14 @@ def link_to(address: str, opened: OpenWiring, wanted: LinkState) -> LinkState:
         dealer.socket.poll(20)
     dealer.close()
     return state
+
+
+def is_refused(router: Router, opened: OpenWiring) -> bool:
+    assert router.refusals is not None
+    dealer = Dealer.connect(opened.wiring, router.address, "decode-0#1", TO_WORKER)
+    refused = any(router.refusals.is_waiting(20) for _ in range(PATIENCE))
+    dealer.close()
+    return refused
 
 
 KEY, OTHER_KEY = new_cluster_key(), new_cluster_key()
@@ -55,9 +65,9 @@ def test_a_worker_knows_whether_the_gateway_shakes_hands(
     server, client = member(tmp_path, "gateway", gateway), member(tmp_path, "worker", worker)
     router = Router.bind(server.wiring, "tcp://127.0.0.1:0", FROM_WORKER, watches=True)
     try:
-        assert router.refusals is not None
         assert link_to(router.address, client, state) == state
-        assert (router.refusals.take() > 0) == (state == "unanswered")
+        if state == "unanswered":
+            assert is_refused(router, client)
     finally:
         router.close()
         client.close()
@@ -122,3 +132,21 @@ def test_a_gateway_that_goes_and_returns_is_missed_and_greeted(caplog: pytest.Lo
         log.observe(now, link, is_taken_in=True)  # type: ignore[arg-type]
     said = [record.getMessage().partition(":")[0] for record in caplog.records]
     assert said == ["ready", "joined again", "no answer from the gateway at 10.0.0.1", "joined again"]
+
+
+def test_a_gateway_says_at_once_that_strangers_knock_and_then_rarely(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, client = member(tmp_path, "gateway", KEY), member(tmp_path, "worker", OTHER_KEY)
+    router, time = Router.bind(server.wiring, "tcp://127.0.0.1:0", FROM_WORKER, watches=True), [0.0]
+    strangers = Strangers(router, lambda: time[0])
+    try:
+        for now in (0.0, 1.0, STRANGERS_S + 1):
+            time[0] = now
+            assert is_refused(router, client)
+            strangers.look()
+        assert [record.getMessage() for record in caplog.records] == ["strangers refused"] * 2
+    finally:
+        router.close()
+        client.close()
+        server.close()
