@@ -78,10 +78,11 @@ class Gateway:
     def run(self) -> int:
         from headstart.config.secret_files import with_keys_of_files
         from headstart.worker.gateway_process import run_gateway_process
-        from headstart.worker.serve import check_ports, prepare_model
+        from headstart.worker.serve import check_control_is_guarded, check_ports, prepare_model
         from headstart.worker.spec import GatewaySpec, served_name
 
         refuse_conflicts(self.worker)
+        check_control_is_guarded(self.gateway, self.worker.cluster)
         check_ports(self.gateway)
         gateway = with_keys_of_files(self.gateway)
         folder = prepare_model(self.model)
@@ -98,7 +99,7 @@ class JoinSettings:
     name: str = ""
     """Name of this worker, unique in its cluster. Empty: from role and host."""
     threads: int = 0
-    """Threads of its computation. 0: all cores."""
+    """Threads of its computation. 0: all cores. Workers of one machine should divide its cores."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,7 @@ COMMANDS: dict[str, type[Command]] = {
 
 def run_worker(role: Role, command: Prefill | Decode) -> int:
     """Become the worker; the process ends with it."""
+    from headstart.wire.security import is_loopback
     from headstart.worker.process import run_worker_process
 
     at = command.at
@@ -227,6 +229,7 @@ def run_worker(role: Role, command: Prefill | Decode) -> int:
             model=command.model,
             settings=command.worker,
             num_threads=at.threads,
+            is_local=is_loopback(at.join.rpartition(":")[0]),
             log=command.log.spec,
         )
     )

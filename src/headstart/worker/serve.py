@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from headstart.config.errors import ConfigError
 from headstart.config.resolve import threads_for
-from headstart.config.settings import GatewaySettings, ModelSettings, WorkerSettings
+from headstart.config.settings import ClusterSettings, GatewaySettings, ModelSettings, WorkerSettings
 from headstart.model.info import parse_overrides, read_model_info
 from headstart.model.source import resolve_model
 from headstart.observe.logs import set_up_logging
@@ -54,6 +54,7 @@ def serve(plan: ServePlan) -> int:
     set_up_logging("launcher", plan.log.level, plan.log.as_json)
     console = Console(stderr=True)
     check_control_host(plan)
+    check_control_is_guarded(plan.gateway, plan.worker.cluster)
     check_ports(plan.gateway)
     folder = prepare_model(plan.model, console)
     check_context(folder, plan.worker.model)
@@ -85,6 +86,16 @@ def check_ports(gateway: GatewaySettings) -> None:
                 taken = error.errno == errno.EADDRINUSE
                 reason = "is taken by another process" if taken else f"cannot be used: {error.strerror or error}"
                 raise ConfigError(f"port {port} on {host} {reason}; choose another with {flag}") from error
+
+
+def check_control_is_guarded(gateway: GatewaySettings, cluster: ClusterSettings) -> None:
+    """Raise ConfigError where control messages would leave this machine without a key."""
+    if is_loopback(gateway.control_host) or cluster.cluster_key or cluster.insecure_control:
+        return
+    raise ConfigError(
+        f"--control-host {gateway.control_host} lets other machines in: give --cluster-key FILE (`headstart key` makes "
+        "one), or --insecure-control where whoever reaches the port may be a member"
+    )
 
 
 def check_control_host(plan: ServePlan) -> None:
