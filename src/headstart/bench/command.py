@@ -15,6 +15,7 @@ from headstart.bench.errors import BenchError
 from headstart.bench.machine import machine_facts
 from headstart.bench.measure import Means, Plan, Row, measure
 from headstart.bench.options import Options, OutputOptions
+from headstart.bench.pictures import check_drawable
 from headstart.bench.plan import addresses, plans
 from headstart.bench.plots import draw
 from headstart.bench.records import Record
@@ -29,6 +30,8 @@ def run(options: Options) -> int:
         if options.output.compare:
             compare_files(options.output.compare)
         else:
+            if options.output.plots:
+                check_drawable("--plots")
             _report(options, asyncio.run(measure_all(options, Console(stderr=True))))
     except BenchError as error:
         print(f"headstart bench: {error}", file=sys.stderr)
@@ -57,7 +60,9 @@ async def measure_all(options: Options, console: Console) -> list[Row]:
 
 async def _measure_one(options: Options, plan: Plan, target: Target, progress: Progress) -> Row:
     name = f"{target.label}: {plan.workload.name}, concurrency {plan.pace.max_concurrency or 'unlimited'}, seed {plan.seed}"
-    task = progress.add_task(name, total=num_requests(plan.workload) + 1)
+    num = num_requests(plan.workload)
+    task = progress.add_task(name, total=num + 1)
+    announce(progress.console, f"{name}: sending {num} requests ...")
 
     def advance(record: Record) -> None:
         progress.advance(task)
@@ -75,6 +80,12 @@ async def _measure_one(options: Options, plan: Plan, target: Target, progress: P
 def num_requests(workload: Workload) -> int:
     """The warm-up's included."""
     return sum(len(session.turns) for session in (*workload.warmup, *workload.measured))
+
+
+def announce(console: Console, line: str) -> None:
+    """Say what begins where no bar is drawn that moves."""
+    if not console.is_terminal:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress_bar(console: Console) -> Progress:

@@ -1,12 +1,13 @@
-"""Pictures of a report's runs, each as PNG and SVG. matplotlib loads only when a picture is drawn."""
+"""Pictures of a report's runs, each as PNG and SVG."""
 
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from headstart.bench.errors import BenchError, writing
+from headstart.bench.errors import writing
 from headstart.bench.measure import Row
+from headstart.bench.pictures import check_drawable, open_pyplot
 
 MAX_CURVES = 20
 
@@ -14,20 +15,14 @@ MAX_CURVES = 20
 def draw(runs: list[Row], folder: Path) -> list[Path]:
     """Every picture for which the runs have data. Raises BenchError without matplotlib, or where `folder` cannot be
     written."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BenchError("plots need matplotlib: pip install 'headstart[dev]'") from error
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "headstart"  # the same runs give the same bytes
+    check_drawable("--plots")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         return [path for name, picture in PICTURES.items() for path in _draw(name, picture, runs, folder)]
 
 
 def _draw(name: str, picture: Callable[[Any, list[Row]], bool], runs: list[Row], folder: Path) -> list[Path]:
-    from matplotlib import pyplot
-
+    pyplot = open_pyplot()
     figure, axes = pyplot.subplots(figsize=(8.5, 4.5), layout="constrained")
     axes.set_prop_cycle(color=[pyplot.colormaps["tab20"](index) for index in range(20)])
     paths = []

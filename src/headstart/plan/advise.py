@@ -7,8 +7,10 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
+from headstart.bench.command import num_requests
 from headstart.bench.errors import BenchError
 from headstart.bench.measure import Plan
+from headstart.bench.pictures import check_drawable
 from headstart.bench.plan import plans
 from headstart.bench.workload import TokenSource
 from headstart.config.errors import ConfigError, require
@@ -21,7 +23,7 @@ from headstart.plan.options import PlanOptions
 from headstart.plan.report import Advice, heading, panel, save, told
 from headstart.plan.search import choose
 from headstart.plan.slo import misses
-from headstart.plan.trial import Trials
+from headstart.plan.trial import Trial, Trials
 
 MAX_WORKERS = 64
 """Most workers that --cards auto considers."""
@@ -32,13 +34,17 @@ MAX_SIZES = 4
 def run(options: PlanOptions) -> int:
     """The command. Returns the exit status: 1 where there is no result, or where no split meets the targets."""
     try:
+        if options.figure:
+            check_drawable("--figure")
         deployment = deployment_of(options.deployment)
         if options.cost.save_sheet:
             save_model(deployment.costs, Path(options.cost.save_sheet))
-        advices = [advise(plan, deployment, options) for plan in _plans(options, deployment)]
-        print("\n".join(heading(options, deployment)))
-        for advice in advices:
-            print("\n".join(told(advice, options, deployment)))
+        loads = [*_plans(options, deployment)]
+        print("\n".join(heading(options, deployment)), flush=True)
+        advices = []
+        for plan in loads:
+            advices.append(advise(plan, deployment, options))
+            print("\n".join(told(advices[-1], options, deployment)), flush=True)
         if options.output_file:
             save(Path(options.output_file), advices, options, deployment)
         if options.figure:
@@ -103,8 +109,14 @@ class Adviser:
     def _simulated(self, cards: int, estimates: list[Estimate]) -> Advice:
         source = TokenSource(*self.options.traffic.load.token_ids)
         trials = Trials(self.plan, self.deployment, self.options.targets, source)
-        ordered = choose(estimates, self.options.targets, self.max_running, trials.simulate)
         load = described(self.plan, self.offered)
+
+        def simulate(split: Split, max_running: int) -> Trial:
+            num = num_requests(self.plan.workload)
+            print(f"simulating {num} requests on {split}, {max_running} running at most ...", file=sys.stderr)
+            return trials.simulate(split, max_running)
+
+        ordered = choose(estimates, self.options.targets, self.max_running, simulate)
         return Advice(load, cards, tuple(estimates), tuple(ordered), self.max_running)
 
 

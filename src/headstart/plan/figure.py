@@ -1,4 +1,4 @@
-"""The P:D curve: what each split of a fixed number of workers delivers. matplotlib loads only when it is drawn."""
+"""The P:D curve: what each split of a fixed number of workers delivers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from headstart.bench.errors import BenchError, writing
+from headstart.bench.errors import writing
+from headstart.bench.pictures import check_drawable, open_pyplot
 from headstart.plan.capacity import Split
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -38,14 +39,8 @@ class Panel:
 def draw(panels: Sequence[Panel], path: Path) -> list[Path]:
     """Write `path` with the endings .png and .svg, the same bytes for the same curves. Raises BenchError without
     matplotlib, or where they cannot be written."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BenchError("--figure needs matplotlib: pip install 'headstart[dev]'") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams["svg.hashsalt"] = "headstart"
+    check_drawable("--figure")
+    pyplot = open_pyplot()
     size = (6.2 * len(panels), 4.4)
     figure, axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
     for panel, panel_axes in zip(panels, axes[0], strict=True):

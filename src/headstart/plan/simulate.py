@@ -11,10 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from headstart.bench.command import compare_files, keep, num_requests, print_row, progress_bar
+from headstart.bench.command import announce, compare_files, keep, num_requests, print_row, progress_bar
 from headstart.bench.errors import BenchError
 from headstart.bench.machine import commit, version_of
 from headstart.bench.measure import Means, Plan, Row, measure
+from headstart.bench.pictures import check_drawable
 from headstart.bench.plan import plans
 from headstart.bench.records import Record
 from headstart.bench.workload import TokenSource
@@ -49,7 +50,9 @@ def simulated_rows(options: SimulateOptions, deployment: Deployment, progress: P
     label = options.label or f"{deployment.spec.num_prefill}P{deployment.spec.num_decode}D"
     for plan in plans(options.bench, deployment.spec.decode.context_len):
         pace, seed = plan.pace.max_concurrency or "unlimited", plan.seed
-        task = progress.add_task(f"{label}: concurrency {pace}, seed {seed}", total=num_requests(plan.workload) + 1)
+        name, num = f"{label}: concurrency {pace}, seed {seed}", num_requests(plan.workload)
+        task = progress.add_task(name, total=num + 1)
+        announce(progress.console, f"{name}: simulating {num} requests ...")
 
         def advance(record: Record, task: TaskID = task) -> None:
             progress.advance(task)
@@ -97,6 +100,8 @@ def simulated_machine() -> dict[str, Any]:
 
 def _simulate(options: SimulateOptions) -> None:
     began_s = perf_counter()
+    if options.output.plots:
+        check_drawable("--plots")
     deployment = deployment_of(options.deployment)
     if options.stepping:
         deployment = stepping(deployment)
@@ -105,6 +110,7 @@ def _simulate(options: SimulateOptions) -> None:
     print(f"simulated: {deployment.costs.name}")
     for note in deployment.costs.notes:
         print(f"  {note}")
+    sys.stdout.flush()
     with progress_bar(Console(stderr=True)) as progress:
         rows = list(simulated_rows(options, deployment, progress))
     for row in rows:

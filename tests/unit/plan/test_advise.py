@@ -2,16 +2,19 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from headstart.bench.options import LoadOptions, PrefixOptions
+from headstart.bench.command import run as bench
+from headstart.bench.options import LoadOptions, OutputOptions, PrefixOptions, TargetOptions
 from headstart.config.errors import ConfigError
 from headstart.plan.advise import run, splits_of
 from headstart.plan.capacity import Split
-from headstart.plan.options import ClusterOptions, CostOptions, PlanOptions, TrafficOptions
+from headstart.plan.options import ClusterOptions, CostOptions, PlanOptions, SimulateOptions, TrafficOptions
+from headstart.plan.simulate import run as simulate
 from headstart.plan.slo import Targets
 
 SMALL = PlanOptions(
@@ -97,3 +100,28 @@ def test_a_curve_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
 def test_several_seeds_are_refused() -> None:
     with pytest.raises(ConfigError, match="one seed"):
         run(replace(SMALL, traffic=TrafficOptions(load=LoadOptions(num_seeds=2))))
+
+
+def test_a_picture_that_nothing_could_draw_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run(replace(SMALL, figure=str(tmp_path / "curve.png"))) == 1
+    simulated = SimulateOptions(SMALL.traffic, output=OutputOptions(plots=str(tmp_path)))
+    assert simulate(simulated) == 1
+    assert bench(replace(simulated.bench, target=TargetOptions(base_url="http://127.0.0.1:1"))) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [line.split(" needs ")[0] for line in said.err.splitlines()] == [
+        "headstart plan: --figure",
+        "headstart simulate: --plots",
+        "headstart bench: --plots",
+    ]
+    assert said.err.count("make install-dev") == 3
+
+
+def test_work_is_announced_before_it_begins_also_where_output_goes_to_files(capfd: pytest.CaptureFixture[str]) -> None:
+    assert simulate(SimulateOptions(SMALL.traffic)) == 0
+    assert capfd.readouterr().err.startswith("1P1D: concurrency 4, seed 1: simulating 10 requests ...\n")
+    assert run(SMALL) == 0
+    assert re.match(r"simulating 10 requests on .P.D, \d+ running at most \.\.\.\n", capfd.readouterr().err)
