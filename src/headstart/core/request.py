@@ -61,7 +61,7 @@ class RequestStats(Struct, frozen=True):
     decode_prefix_len: int = 0  # tokens found in the decode worker's radix cache at first admission
     prefill_prefix_len: int = 0  # tokens the prefill worker found in its own cache
     bytes_moved: int = 0
-    miss_reason: str = ""  # "", "cold", "diverged", "evicted", "uncacheable"
+    miss_reason: str = ""  # "", "cold", "new", "diverged", "evicted", "uncacheable"
     num_retractions: int = 0
     stage_s: dict[str, float] = {}  # seconds in: queue, prefill, first_step
 

@@ -70,6 +70,11 @@ class PrefixCache:
         num_pages = self._tree.walk(namespace, asked).num_pages
         return Match(namespace, num_pages, num_pages * self.page_size, asked[: num_pages * self._tree.page_bytes])
 
+    def holds_others_behind(self, match: Match) -> bool:
+        """Whether pages follow the match that are not what was asked for; else it took all that was held there."""
+        walk = self._walk(match)
+        return bool(walk.nodes) and (walk.num_last < len(walk.nodes[-1].pages) or bool(walk.nodes[-1].children))
+
     def num_available(self, match: Match | None = None) -> int:
         """Pages `try_lease(match, n)` could take beyond the match: free plus evictable, without the match's own."""
         available = self._ledger.num_free + self._ledger.num_cached

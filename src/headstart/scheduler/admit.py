@@ -212,4 +212,6 @@ class Admission:
             return ""
         if self._board.committed.holds(request.namespace, tokens, match.num_pages):
             return "evicted"
-        return "diverged" if match.num_pages else "cold"
+        if not match.num_pages:
+            return "cold"
+        return "diverged" if self._board.cache.holds_others_behind(match) else "new"

@@ -110,11 +110,21 @@ def test_behaviour_7_the_next_turn_hits_prompt_and_output_but_the_last_token():
         ref, calls = finish_remotely(rig, f"turn{turn}", prompt, max_new=9)
         if turn:
             assert rig.stats(ref).decode_prefix_len == (len_before - 1) // 4 * 4
+            assert rig.stats(ref).miss_reason == "new"
             assert rig.stats(ref).bytes_moved == sum(len(call.dst_pages) for call in calls) * PAGE_BYTES
         prompt = [*prompt, *rig.answer(ref)]
         len_before = len(prompt)
         prompt = [*prompt, *range(800 + 5 * turn, 805 + 5 * turn)]
     assert rig.is_clean()
+
+
+def test_a_conversation_that_went_on_two_ways_diverged_where_it_forks():
+    rig = connected()
+    common = list(range(20))
+    first, _ = finish_remotely(rig, "a", common, max_new=1)
+    second, _ = finish_remotely(rig, "b", [*common, *range(200, 220)], max_new=1)
+    third, _ = finish_remotely(rig, "c", [*common, *range(300, 320)], max_new=1)
+    assert [rig.stats(ref).miss_reason for ref in (first, second, third)] == ["cold", "new", "diverged"]
 
 
 def test_behaviour_14_another_namespace_never_hits():
