@@ -117,7 +117,8 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     else:
         scheduler = record_scheduler(scheduler_spec, scheduler_ports, tape)
     facts = {
-        "dtype": config.dtype,
+        "weights_dtype": config.dtype,
+        "kv_dtype": kv_spec.kv_dtype,
         "page_size": pool.page_size,
         "pool_tokens": pool.num_tokens,
         "chunked_prefill_size": step.chunked_prefill_size,

@@ -21,6 +21,7 @@ from headstart.config.settings import WorkerSettings, conflicts
 from headstart.core.errors import HeadstartError
 from headstart.model.info import ModelInfo, parse_overrides, read_model_info
 from headstart.model.source import resolve_model
+from headstart.worker.spec import served_name
 
 PACKAGES = ("headstart", "torch", "transformers", "nixl", "mooncake-transfer-engine", "pyzmq", "msgspec", "tokenizers")
 
@@ -36,7 +37,7 @@ def examine(model: str, settings: WorkerSettings) -> int:
     try:
         folder = resolve_model(model)
         info = read_model_info(folder, parse_overrides(settings.model.json_model_override_args))
-        console.print(_table(f"model {folder.name}", _choices(settings, info, device)))
+        console.print(_table(f"model {served_name(model, settings.model)}", _choices(settings, info, device)))
     except HeadstartError as error:
         problems.append(str(error))
     for problem in problems:
@@ -73,6 +74,7 @@ def _free_bytes() -> int:
 
 
 def _choices(settings: WorkerSettings, info: ModelInfo, device: DeviceFacts) -> list[tuple[str, str]]:
+    from headstart.executor.build import choose_kv_dtype
     from headstart.worker.build import dtype_and_token_bytes, token_memory
 
     dtype, token_bytes = dtype_and_token_bytes(settings.model.dtype, device.device, info)
@@ -81,7 +83,8 @@ def _choices(settings: WorkerSettings, info: ModelInfo, device: DeviceFacts) -> 
     chunk = settings.step.chunked_prefill_size
     return [
         ("architecture", f"{info.architecture}, {info.num_layers} layers, vocabulary {info.vocab_size}"),
-        ("dtype", dtype),
+        ("weights", dtype),
+        ("KV", choose_kv_dtype("auto", dtype, device.device)),
         ("page size", f"{pool.page_size} tokens, {pool.page_size * token_bytes} bytes"),
         ("pool", f"{pool.num_pages} pages, {pool.num_tokens} tokens, {pool.num_tokens * token_bytes >> 20} MiB"),
         ("context", f"{pool.context_len} tokens"),
