@@ -200,8 +200,13 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
 def dtype_and_token_bytes(wanted: str, device: str, info: ModelInfo) -> tuple[str, int]:
     """The type a model's weights have on `device`, and the bytes of one token's KV."""
     dtype = choose_dtype(wanted, device)
-    kv_bytes = DTYPE_BYTES[choose_kv_dtype("auto", dtype, device)]
+    kv_bytes = DTYPE_BYTES[kv_dtype_of(dtype, device)]
     return dtype, info.num_layers * 2 * info.num_kv_heads * info.head_dim * kv_bytes
+
+
+def kv_dtype_of(dtype: str, device: str) -> str:
+    """The type of a pool's KV where weights have `dtype`."""
+    return choose_kv_dtype("auto", dtype, device)
 
 
 def token_memory(token_bytes: int, device: str) -> int:

@@ -74,8 +74,7 @@ def _free_bytes() -> int:
 
 
 def _choices(settings: WorkerSettings, info: ModelInfo, device: DeviceFacts) -> list[tuple[str, str]]:
-    from headstart.executor.build import choose_kv_dtype
-    from headstart.worker.build import dtype_and_token_bytes, token_memory
+    from headstart.worker.build import dtype_and_token_bytes, kv_dtype_of, token_memory
 
     dtype, token_bytes = dtype_and_token_bytes(settings.model.dtype, device.device, info)
     pool = resolve_pool(settings, device, ModelFacts(info.context_len, token_memory(token_bytes, device.device)))
@@ -84,7 +83,7 @@ def _choices(settings: WorkerSettings, info: ModelInfo, device: DeviceFacts) -> 
     return [
         ("architecture", f"{info.architecture}, {info.num_layers} layers, vocabulary {info.vocab_size}"),
         ("weights", dtype),
-        ("KV", choose_kv_dtype("auto", dtype, device.device)),
+        ("KV", kv_dtype_of(dtype, device.device)),
         ("page size", f"{pool.page_size} tokens, {pool.page_size * token_bytes} bytes"),
         ("pool", f"{pool.num_pages} pages, {pool.num_tokens} tokens, {pool.num_tokens * token_bytes >> 20} MiB"),
         ("context", f"{pool.context_len} tokens"),
