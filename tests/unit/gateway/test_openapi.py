@@ -39,6 +39,7 @@ def served(world: ScriptedWorld) -> Iterator[str]:
     """The app behind a real server in a thread of its own; yields its address."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
+    listener.listen()  # who connects before the thread has begun waits for it
     server = uvicorn.Server(uvicorn.Config(world.app, log_config=None, access_log=False, lifespan="off"))
 
     async def serve() -> None:
