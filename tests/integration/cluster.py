@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,16 @@ class Cluster:
         incarnation = int(self.worker(name)["incarnation"])
         os.kill(self.pid(name), signal.SIGKILL)
         return incarnation
+
+    @contextmanager
+    def stopped(self, name: str) -> Iterator[None]:
+        """The worker gets what is sent to it, and reads it once the block is over."""
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def join(
         self, role: str, name: str, *flags: str, before: tuple[str, ...] = (), **environment: str

@@ -61,10 +61,8 @@ def kill(cluster: Cluster, role: str) -> None:
 
 def stop_and_go_on(cluster: Cluster, role: str) -> None:
     """SIGSTOP a worker for longer than its peers wait for it, then let it go on."""
-    pid = cluster.pid(busy(cluster, role))
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(STOP_S)
-    os.kill(pid, signal.SIGCONT)
+    with cluster.stopped(busy(cluster, role)):
+        time.sleep(STOP_S)
     until(lambda: len(cluster.alive(role)) == 2, f"both {role} workers", 90)
 
 

@@ -28,8 +28,11 @@ def test_killing_the_prefill_worker_under_load_loses_no_request_and_its_successo
     asked = prompts(8, 700, seed=20)
     before = cluster.worker("prefill-0")["incarnation"]
     with ThreadPoolExecutor(len(asked)) as pool:
-        running = [pool.submit(cluster.complete, prompt, 24) for prompt in asked]
-        until(lambda: cluster.worker("prefill-0")["load"]["num_running"] > 0, "prefill under load")
+        with cluster.stopped("prefill-0"):
+            running = [pool.submit(cluster.complete, prompt, 24) for prompt in asked]
+            until(
+                lambda: cluster.worker("decode-0")["open_choices"] == len(asked), "every request at its decode worker"
+            )
         cluster.kill("prefill-0")
         answers = [future.result(timeout=120) for future in running]
     cluster.wait_until_free(timeout_s=30)
@@ -71,9 +74,10 @@ def test_a_client_that_leaves_during_prefill_frees_both_sides(cluster: Cluster) 
         stdout=subprocess.DEVNULL,
     )
     assert request.stdin is not None
-    request.stdin.write(json.dumps(body).encode())
-    request.stdin.close()
-    until(lambda: cluster.worker("prefill-0")["load"]["num_running"] > 0, "prefill")
+    with cluster.stopped("prefill-0"):
+        request.stdin.write(json.dumps(body).encode())
+        request.stdin.close()
+        until(lambda: cluster.worker("decode-0")["open_choices"] == 1, "the request at its decode worker")
     request.kill()
     request.wait()
     cluster.wait_until_free(timeout_s=5)
@@ -144,7 +148,7 @@ def test_sigterm_lets_a_running_stream_finish(pairs: Cluster) -> None:
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(pairs.complete, prompt, 300) for prompt in prompts(2, 60, seed=70)]
         owner = until(
-            lambda: [worker for worker in pairs.workers("decode") if worker["load"]["num_running"]], "a running request"
+            lambda: [worker for worker in pairs.workers("decode") if worker["open_choices"]], "a request at its worker"
         )[0]["name"]
         os.kill(pairs.pid(owner), signal.SIGTERM)
         assert all(len(future.result(timeout=60)["choices"][0]["token_ids"]) == 300 for future in running)
