@@ -14,9 +14,9 @@ from headstart.plan.hardware import card_named
 from headstart.plan.models import model_named
 from headstart.plan.options import Auto, CostOptions, DeploymentOptions, LimitOptions, SheetOptions
 from headstart.plan.sheet import Assumptions, Sharding, pool_tokens, sheet_model
-from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.sim.cost import StepShape
 from headstart.sim.spec import Modelling, Timing, WorldSpec
+from headstart.worker.limits import decode_limits, prefill_limits
 
 MAX_UNFINISHED = 1 << 20
 """The simulated gateway takes whatever the workload sends."""
@@ -106,8 +106,8 @@ def world_spec(hardware: Hardware, options: DeploymentOptions) -> WorldSpec:
         vocab_size=VOCAB_SIZE,
         prefill_pages=prefill.num_pages,
         decode_pages=decode.num_pages,
-        prefill=_prefill_limits(_steps(limits, prefill, costs), prefill),
-        decode=_decode_limits(_steps(limits, decode, costs), decode),
+        prefill=prefill_limits(_steps(limits, prefill, costs), prefill),
+        decode=decode_limits(_steps(limits, decode, costs), decode),
         make_policy=POLICIES[limits.load_balance_method],
         dispatch=DispatchLimits(max_unfinished=MAX_UNFINISHED),
         timing=Timing(
@@ -165,26 +165,6 @@ def _steps(limits: LimitOptions, pool: PoolPlan, costs: CostModel) -> StepPlan:
         local_prefill_tokens=limits.local_prefill_tokens,
     )
     return resolve_step(settings, limits.num_reserved_decode_tokens, pool, costs.device, tokens_per_s(costs))
-
-
-def _prefill_limits(step: StepPlan, pool: PoolPlan) -> PrefillLimits:
-    return PrefillLimits(
-        max_running_requests=step.max_running_requests,
-        chunked_prefill_size=step.chunked_prefill_size,
-        credit_tokens=step.credit_tokens,
-        capacity_tokens=pool.context_len,
-    )
-
-
-def _decode_limits(step: StepPlan, pool: PoolPlan) -> DecodeLimits:
-    return DecodeLimits(
-        max_running_requests=step.max_running_requests,
-        max_queued_requests=step.max_queued_requests,
-        context_len=pool.context_len,
-        chunked_prefill_size=step.chunked_prefill_size,
-        local_prefill_tokens=step.local_prefill_tokens,
-        num_reserved_decode_tokens=step.num_reserved_decode_tokens,
-    )
 
 
 def _number(value: float | str) -> float | None:

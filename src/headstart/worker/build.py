@@ -42,10 +42,10 @@ from headstart.executor.runner import TorchExecutor
 from headstart.model.info import ModelInfo, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, resolve_model, weight_files
 from headstart.scheduler.contract import Scheduler, Send
-from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.transfer.contract import Transport
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.nixl import NixlTransport
+from headstart.worker.limits import decode_limits, prefill_limits
 from headstart.worker.recording import record_scheduler
 from headstart.worker.schedulers import DecodeSpec, PrefillSpec, SchedulerPorts, SchedulerSpec, make_scheduler
 from headstart.worker.spec import WorkerSpec, served_name
@@ -147,27 +147,12 @@ class _Parts:
 def _scheduler_spec(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, verifies: bool) -> SchedulerSpec:
     step, pool = parts.step, parts.pool
     if spec.role == "prefill":
-        limits = PrefillLimits(
-            max_running_requests=step.max_running_requests,
-            chunked_prefill_size=step.chunked_prefill_size,
-            credit_tokens=step.credit_tokens,
-            capacity_tokens=pool.context_len,
-            vocab_size=parts.vocab_size,
-        )
+        limits = prefill_limits(step, pool, parts.vocab_size)
         return PrefillSpec(worker, parts.kv_spec, limits, pool.num_pages, parts.descriptor, pool.owner_pages)
-    decode_limits = DecodeLimits(
-        max_running_requests=step.max_running_requests,
-        max_queued_requests=step.max_queued_requests,
-        context_len=pool.context_len,
-        chunked_prefill_size=step.chunked_prefill_size,
-        local_prefill_tokens=step.local_prefill_tokens,
-        num_reserved_decode_tokens=step.num_reserved_decode_tokens,
-        vocab_size=parts.vocab_size,
-    )
     return DecodeSpec(
         worker,
         parts.kv_spec,
-        decode_limits,
+        decode_limits(step, pool, parts.vocab_size),
         pool.num_pages,
         parts.descriptor,
         parts.page_bytes,
