@@ -26,8 +26,8 @@ MUTATIONS = (
     Mutation(
         "fence: a page under a peer's write is nobody's",
         "kv/ledger.py",
-        "        self.writer[pages] = True\n",
-        "        self.writer[pages] = False\n",
+        "        self._owners[index] = _LEASE + _WRITER\n",
+        "        self._owners[index] = _LEASE\n",
         ("tests/unit/kv/test_kv_writers.py",),
     ),
     Mutation(

@@ -18,26 +18,28 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from headstart.core.arrays import EMPTY, Int32Array
 from headstart.core.errors import InvariantError
 from headstart.core.identity import cache_owner
 from headstart.kv.eviction import LruOrder, evict
-from headstart.kv.ledger import CACHED, PageCounts, PageLedger
+from headstart.kv.ledger import PageCounts, PageLedger
 from headstart.kv.tree import Node, RadixTree, Walk
 
 __all__ = ["Match", "PageCounts", "PageLease", "PrefixCache"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Match:
+class Match(Struct, frozen=True, eq=False):
     """What the cache holds of a prompt when it was asked. Holds nothing; may be stale by the time it is leased."""
 
     namespace: bytes
     num_pages: int
     prefix_len: int  # num_pages * page_size
     _tokens: bytes  # the matched tokens
+    _walk: Walk  # their path as long as the tree has this version
+    _version: int
 
 
 @dataclass(slots=True, eq=False)
@@ -67,8 +69,11 @@ class PrefixCache:
     def match(self, namespace: bytes, tokens: Int32Array, max_len: int | None = None) -> Match:
         """Longest committed prefix of `tokens[:max_len]`, in whole pages. Pure: changes nothing, not even LRU order."""
         asked = _as_bytes(tokens if max_len is None else tokens[: max(max_len, 0)])
-        num_pages = self._tree.walk(namespace, asked).num_pages
-        return Match(namespace, num_pages, num_pages * self.page_size, asked[: num_pages * self._tree.page_bytes])
+        tree = self._tree
+        walk = tree.walk(namespace, asked)
+        num_pages = walk.num_pages
+        matched = asked[: num_pages * tree.page_bytes]
+        return Match(namespace, num_pages, num_pages * self.page_size, matched, walk, tree.version)
 
     def holds_others_behind(self, match: Match) -> bool:
         """Whether pages follow the match that are not what was asked for; else it took all that was held there."""
@@ -77,8 +82,7 @@ class PrefixCache:
 
     def num_available(self, match: Match | None = None) -> int:
         """Pages `try_lease(match, n)` could take beyond the match: free plus evictable, without the match's own."""
-        available = self._ledger.num_free + self._ledger.num_cached
-        return available if match is None else available - self._num_cached(self._walk(match))
+        return self._num_available(Walk([], 0, 0) if match is None else self._walk(match))
 
     def try_lease(self, match: Match, num_new: int) -> PageLease | None:
         """Pin the match and allocate `num_new` pages behind it, evicting if needed; all or nothing.
@@ -86,8 +90,7 @@ class PrefixCache:
         None where there is no room, and where the match is stale: match again before the next try.
         """
         walk = self._walk(match)
-        available = self._ledger.num_free + self._ledger.num_cached - self._num_cached(walk)
-        if walk.num_pages < match.num_pages or num_new > available:
+        if walk.num_pages < match.num_pages or num_new > self._num_available(walk):
             return None
         shared, end = self._pin(walk, above=None)
         lease = PageLease(match.namespace, _table(shared, self._allocate(match.namespace, num_new)), len(shared), end)
@@ -143,25 +146,23 @@ class PrefixCache:
         if last <= first:
             return 0
         own = lease.pages[first:last]
-        if np.count_nonzero(self._ledger.writer[own]):
+        if self._ledger.num_written_of(own):
             raise InvariantError("a page that a peer may still write was committed")
         new_tokens = _as_bytes(tokens[first * self.page_size : last * self.page_size])
         before = lease._end
         walk = self._tree.walk_from(before, new_tokens) if before else self._tree.walk(lease.namespace, new_tokens)
         shared, end = self._pin(walk, above=before)
         num_known = len(shared)
-        if num_known:
-            lease.pages = _table(lease.pages[:first], shared, lease.pages[first + num_known :])
         lease.num_shared, lease._end = last, end
         if num_known < len(own):
-            parent = end or self._tree.root(lease.namespace)
             edge = new_tokens[num_known * self._tree.page_bytes :]
-            lease._end = self._tree.insert(parent, edge, own[num_known:].copy())
+            lease._end = self._tree.insert(end or self._tree.root(lease.namespace), edge, own[num_known:])
             self._ledger.enter_tree(own[num_known:])
-            self._tree.join(parent)
-        if before:
-            self._tree.join(before)
-        self._give_up(lease, own[:num_known])
+        if num_known:
+            lease.pages = _table(lease.pages[:first], shared, lease.pages[first + num_known :])
+            self._give_up(lease, own[:num_known])
+            if before:
+                self._tree.join(before)
         return num_known
 
     def release(self, lease: PageLease) -> None:
@@ -205,7 +206,7 @@ class PrefixCache:
 
     def open_writes(self) -> Int32Array:
         """Pages that a peer may write now, ascending."""
-        return np.flatnonzero(self._ledger.writer).astype(np.int32)
+        return self._ledger.written
 
     def check(self) -> None:
         """Raise InvariantError unless every page's owner set, the tree's pins and the free list agree."""
@@ -216,16 +217,19 @@ class PrefixCache:
 
     def _walk(self, match: Match) -> Walk:
         """The match's path as it is now."""
+        if match._version == self._tree.version:
+            return match._walk
         return self._tree.walk(match.namespace, match._tokens)
 
-    def _num_cached(self, walk: Walk) -> int:
-        return int(np.count_nonzero(self._ledger.state[walk.pages()] == CACHED)) if walk.nodes else 0
+    def _num_available(self, walk: Walk) -> int:
+        available = self._ledger.num_free + self._ledger.num_cached
+        return available - self._ledger.num_cached_of(walk.pages()) if walk.nodes else available
 
     def _pin(self, walk: Walk, above: Node | None) -> tuple[Int32Array, Node | None]:
         """Lease what a walk from below `above` matched. Returns its pages and the node that ends with them."""
+        if not walk.nodes:
+            return EMPTY, above
         shared = walk.pages()
-        if not len(shared):
-            return shared, above
         end = self._tree.end(walk)
         self._tree.pin(end, above)
         self._ledger.lease(shared)
@@ -256,7 +260,7 @@ class PrefixCache:
             num_pages += len(node.pages)
             if node.pins:
                 continue
-            num_cached += int(np.count_nonzero(self._ledger.readers[node.pages] == 0))
+            num_cached += self._ledger.num_unread_of(node.pages)
             if not node.children:
                 leaves.add(node)
             above = node.parent.pages[-1:] if node.parent else node.pages[:0]
@@ -298,10 +302,10 @@ class PrefixCache:
 
 
 def _as_bytes(tokens: Int32Array) -> bytes:
-    return np.ascontiguousarray(tokens, dtype=np.int32).tobytes()
+    return tokens.astype(np.int32, copy=False).tobytes()
 
 
 def _table(*parts: Int32Array) -> Int32Array:
-    table = np.concatenate(parts, dtype=np.int32)
+    table = np.concatenate(parts)
     table.setflags(write=False)
     return table

@@ -60,6 +60,6 @@ def _evict_from(leaves: Leaves, tree: RadixTree, ledger: PageLedger, order: LruO
             pages = leaf.pages
             tree.remove(leaf)
         dropped.append(pages)
-        missing -= int(np.count_nonzero(ledger.readers[pages] == 0))
+        missing -= ledger.num_unread_of(pages)
         most -= count
     ledger.leave_tree(np.concatenate(dropped))

@@ -11,6 +11,9 @@ A page has an owner set: leases, the tree, readers (launched steps and open tran
 
 Invariant: a page is free exactly when its owner set is empty, so it becomes free in the call that takes its last owner
 away, whichever that is, and time never frees it. The states add up to the pool. A written page is never in the tree.
+
+An owner set is one number, WRITER + TREE + LEASE * leases + READER * readers, so that a call reads and writes each page
+once. Calls know the usual change of state and count it; what is in the way of it, readers mostly, goes through `_settle`.
 """
 
 from dataclasses import dataclass
@@ -18,25 +21,45 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.core.arrays import Int32Array
+from headstart.core.arrays import EMPTY, Int32Array
 from headstart.core.errors import InvariantError
 
 INFLIGHT, PRIVATE, PINNED, CACHED, FREE = range(5)
 
-_ONE = np.int32(1)  # of the readers' own type: ufunc.at is 40 times slower where it must cast
+_WRITER, _TREE, _LEASE, _READER = np.int64(1), np.int64(2), np.int64(4), np.int64(1 << 32)
+_LEASES = _READER - _LEASE  # the bits that count leases
+_ALL_BUT_READERS = _READER - 1
 
-_WRITER, _LEASED, _IN_TREE, _READ = 1, 2, 4, 8
+_Index = NDArray[np.intp]
+_Owners = NDArray[np.int64]
 
 
-def _state_of(owners: int) -> int:
-    if owners & _WRITER or (owners & _READ and not owners & _LEASED):
+def _state_of(is_written: int, in_tree: int, is_leased: int, is_read: int) -> int:
+    if is_written or (is_read and not is_leased):
         return INFLIGHT
-    if owners & _IN_TREE:
-        return PINNED if owners & _LEASED else CACHED
-    return PRIVATE if owners & _LEASED else FREE
+    if in_tree:
+        return PINNED if is_leased else CACHED
+    return PRIVATE if is_leased else FREE
 
 
-_STATES: NDArray[np.int8] = np.array([_state_of(owners) for owners in range(16)], dtype=np.int8)
+_STATES: NDArray[np.int8] = np.array(
+    [_state_of(bits & 1, bits & 2, bits & 4, bits & 8) for bits in range(16)], dtype=np.int8
+)
+
+
+def _states(owners: _Owners) -> NDArray[np.int8]:
+    bits = (owners & (_WRITER | _TREE)) + 4 * ((owners & _LEASES) > 0) + 8 * (owners >= _READER)
+    states: NDArray[np.int8] = _STATES[bits]
+    return states
+
+
+def _index(pages: Int32Array) -> _Index:
+    """Numpy converts any other type of index at each use, which takes longer than the use itself."""
+    return pages.astype(np.intp)
+
+
+def _num_of(claims: NDArray[np.bool_] | _Owners) -> int:
+    return int(np.count_nonzero(claims))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +74,14 @@ class PageCounts:
 
 
 class PageLedger:
-    """Owner sets of pages [0, num_pages) and the free list. Every call takes page ids in one batch."""
+    """Owner sets of pages [0, num_pages) and the free list. Every call takes page ids in one batch, each named once but
+    by `hold` and `unhold`."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.leases = np.zeros(num_pages, dtype=np.int32)
-        self.readers = np.zeros(num_pages, dtype=np.int32)
-        self.in_tree = np.zeros(num_pages, dtype=bool)
-        self.writer = np.zeros(num_pages, dtype=bool)
-        self.state = np.full(num_pages, FREE, dtype=np.int8)
+        self._owners: _Owners = np.zeros(num_pages, dtype=np.int64)
         self._totals = [0, 0, 0, 0, num_pages]
-        self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # a stack: [0, num_free) are free
+        self._free: _Index = np.arange(num_pages - 1, -1, -1, dtype=np.intp)  # a stack: [0, num_free) are free
 
     @property
     def num_free(self) -> int:
@@ -75,139 +95,172 @@ class PageLedger:
     def counts(self) -> PageCounts:
         return PageCounts(*self._totals)
 
+    # ---- page by page ------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> NDArray[np.int8]:
+        return _states(self._owners)
+
+    @property
+    def in_tree(self) -> NDArray[np.bool_]:
+        return (self._owners & _TREE) > 0
+
+    @property
+    def leases(self) -> NDArray[np.int64]:
+        return (self._owners & _LEASES) // _LEASE
+
+    @property
+    def written(self) -> Int32Array:
+        """Pages that a peer may write now, ascending."""
+        return np.flatnonzero(self._owners & _WRITER).astype(np.int32)
+
+    def num_cached_of(self, pages: Int32Array) -> int:
+        return _num_of(self._owners[_index(pages)] == _TREE)
+
+    def num_written_of(self, pages: Int32Array) -> int:
+        return _num_of(self._owners[_index(pages)] & _WRITER)
+
+    def num_unread_of(self, pages: Int32Array) -> int:
+        return _num_of(self._owners[_index(pages)] < _READER)
+
+    # ---- leases ------------------------------------------------------------------------------------------------------
+
     def allocate(self, num_pages: int) -> Int32Array:
         """Take `num_pages` free pages for one lease."""
         rest = self.num_free - num_pages
         if num_pages < 0 or rest < 0:
             raise InvariantError(f"{num_pages} pages asked of {self.num_free} free ones")
-        pages = self._free[rest : rest + num_pages][::-1].copy()
-        self.leases[pages] = 1
-        self._become(pages, PRIVATE)
-        return pages
+        if not num_pages:
+            return EMPTY
+        index = self._free[rest : rest + num_pages][::-1]
+        self._owners[index] = _LEASE
+        self._count(num_pages, FREE, PRIVATE)
+        return index.astype(np.int32)
 
     def lease(self, pages: Int32Array) -> None:
         """One more lease on pages of the tree."""
-        if not len(pages):
-            return
-        self._expect(pages, self.in_tree[pages], "leased but not in the tree")
-        self.leases[pages] += 1
-        self._become(pages, PINNED)
+        index = _index(pages)
+        before = self._owners[index]
+        num_cached = _num_of(before == _TREE)
+        if num_cached < len(index):
+            self._expect(index, before & _TREE, "leased but not in the tree")
+            num_pinned = _num_of(before & _LEASES)
+            self._count(len(index) - num_cached - num_pinned, INFLIGHT, PINNED)
+        self._owners[index] = before + _LEASE
+        self._count(num_cached, CACHED, PINNED)
 
     def unlease(self, pages: Int32Array) -> None:
         """One lease less; pages without another owner become free."""
-        if not len(pages):
+        index = _index(pages)
+        before = self._owners[index]
+        self._expect(index, before & _LEASES, "released but not leased")
+        after = before - _LEASE
+        is_freed = after == 0
+        num_freed, num_cached = _num_of(is_freed), _num_of(after == _TREE)
+        if num_freed + num_cached + _num_of(after & _LEASES) < len(index):
+            self._settle(index, before, after)
             return
-        left = self.leases[pages] - _ONE
-        self._expect(pages, left >= 0, "released but not leased")
-        self.leases[pages] = left
-        is_last = left == 0
-        num_last = np.count_nonzero(is_last)
-        if num_last:
-            self._settle_unleased(pages if num_last == len(pages) else pages[is_last])
+        self._owners[index] = after
+        if num_freed:
+            self._stack(index[is_freed])
+        self._count(num_freed, PRIVATE, FREE)
+        self._count(num_cached, PINNED, CACHED)
+
+    # ---- the tree ----------------------------------------------------------------------------------------------------
 
     def enter_tree(self, pages: Int32Array) -> None:
         """The tree owns these pages besides the lease that filled them."""
-        self._expect(pages, self.state[pages] == PRIVATE, "committed but not private")
-        self.in_tree[pages] = True
-        self._become(pages, PINNED)
+        index = _index(pages)
+        before = self._owners[index]
+        self._expect(index, before & _ALL_BUT_READERS == _LEASE, "committed but not private")
+        self._owners[index] = before + _TREE
+        self._count(len(index), PRIVATE, PINNED)
 
     def leave_tree(self, pages: Int32Array) -> None:
-        self._expect(pages, self.in_tree[pages] & (self.leases[pages] == 0), "evicted but pinned or not in the tree")
-        self.in_tree[pages] = False
-        self._settle_unleased(pages)
+        index = _index(pages)
+        before = self._owners[index]
+        if _num_of(before == _TREE) < len(index):
+            self._expect(index, before & _ALL_BUT_READERS == _TREE, "evicted but pinned or not in the tree")
+            self._settle(index, before, before - _TREE)
+            return
+        self._owners[index] = 0
+        self._stack(index)
+        self._count(len(index), CACHED, FREE)
+
+    # ---- peers and steps ---------------------------------------------------------------------------------------------
 
     def open_write(self, pages: Int32Array) -> None:
         """A peer may write these pages: private ones that nothing else touches."""
-        clear = (self.state[pages] == PRIVATE) & (self.readers[pages] == 0)
-        self._expect(pages, clear, "opened for a writer but not private and untouched")
-        self.writer[pages] = True
-        self._become(pages, INFLIGHT)
+        index = _index(pages)
+        self._expect(index, self._owners[index] == _LEASE, "opened for a writer but not private and untouched")
+        self._owners[index] = _LEASE + _WRITER
+        self._count(len(index), PRIVATE, INFLIGHT)
 
     def close_write(self, pages: Int32Array) -> None:
-        self._expect(pages, self.writer[pages], "closed for a writer but not open")
-        self.writer[pages] = False
-        is_leased = self.leases[pages] > 0
-        if np.count_nonzero(is_leased) == len(pages):
-            self._become(pages, PRIVATE)
+        index = _index(pages)
+        before = self._owners[index]
+        if _num_of(before == _LEASE + _WRITER) < len(index):
+            self._expect(index, before & _WRITER, "closed for a writer but not open")
+            self._settle(index, before, before - _WRITER)
             return
-        self._become(pages[is_leased], PRIVATE)
-        self._settle_unleased(pages[~is_leased])
+        self._owners[index] = _LEASE
+        self._count(len(index), INFLIGHT, PRIVATE)
 
     def hold(self, pages: Int32Array) -> None:
         """One reader more per occurrence in `pages`."""
-        unleased = self._unleased(pages)
-        self._expect(unleased, self.state[unleased] != FREE, "held but free")
-        np.add.at(self.readers, pages, _ONE)
-        if len(unleased):
-            self._settle_unleased(np.unique(unleased))
+        index = _index(pages)
+        self._expect(index, self._owners[index], "held but free")
+        self._read(index, _READER)
 
     def unhold(self, pages: Int32Array) -> None:
-        np.subtract.at(self.readers, pages, _ONE)
-        self._expect(pages, self.readers[pages] >= 0, "let go but not held")
-        unleased = self._unleased(pages)
-        if len(unleased):
-            self._settle_unleased(np.unique(unleased))
+        index = _index(pages)
+        self._read(index, -_READER)
+        self._expect(index, self._owners[index] >= 0, "let go but not held")
+
+    def _read(self, index: _Index, change: np.int64) -> None:
+        """Change the readers, once per occurrence. They tell in what state a page is only where it has no lease."""
+        if _num_of(self._owners[index] & _LEASES) == len(index):
+            np.add.at(self._owners, index, change)
+        else:
+            index, num_times = np.unique(index, return_counts=True)
+            before = self._owners[index]
+            self._settle(index, before, before + change * num_times)
+
+    # ---- totals and the free list ------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise InvariantError unless states, totals and the free list follow from the owner sets."""
-        if not np.array_equal(self.state, self._classify(np.arange(self.num_pages, dtype=np.int32))):
-            raise InvariantError("a page's state does not follow from its owners")
+        """Raise InvariantError unless totals and the free list follow from the owner sets."""
+        owners = self._owners
         if np.bincount(self.state, minlength=5).tolist() != self._totals or sum(self._totals) != self.num_pages:
             raise InvariantError(f"totals {self._totals} do not follow from the states of {self.num_pages} pages")
         free = np.zeros(self.num_pages, dtype=bool)
         free[self._free[: self.num_free]] = True
-        if not np.array_equal(free, self.state == FREE):
+        if not np.array_equal(free, owners == 0):
             raise InvariantError("the free list repeats a page, misses one or holds one that is owned")
-        if self.leases.min(initial=0) < 0 or self.readers.min(initial=0) < 0:
+        if owners.min(initial=0) < 0:
             raise InvariantError("a page has a negative number of owners")
-        if (self.writer & self.in_tree).any():
+        if ((owners & _WRITER > 0) & self.in_tree).any():
             raise InvariantError("a page in the tree may be written")
         if (self.leases[~self.in_tree] > 1).any():
             raise InvariantError("a page outside the tree has two leases")
 
-    def _unleased(self, pages: Int32Array) -> Int32Array:
-        """Those of `pages` whose state depends on their readers."""
-        unleased: Int32Array = pages[self.leases[pages] == 0]
-        return unleased
+    def _settle(self, index: _Index, before: _Owners, after: _Owners) -> None:
+        """Change the owner sets of pages in any states to any others."""
+        self._owners[index] = after
+        self._stack(index[(after == 0) & (before != 0)])
+        former, now = (np.bincount(_states(owners), minlength=5).tolist() for owners in (before, after))
+        self._totals = [total - less + more for total, less, more in zip(self._totals, former, now, strict=True)]
 
-    def _classify(self, pages: Int32Array) -> NDArray[np.int8]:
-        owners = self.writer[pages] * np.int8(_WRITER)
-        owners += (self.leases[pages] > 0) * np.int8(_LEASED)
-        owners += self.in_tree[pages] * np.int8(_IN_TREE)
-        owners += (self.readers[pages] > 0) * np.int8(_READ)
-        states: NDArray[np.int8] = _STATES[owners]
-        return states
+    def _stack(self, freed: _Index) -> None:
+        """Onto the free list with these, before they are counted as free. Sorts `freed`."""
+        freed.sort()
+        self._free[self.num_free : self.num_free + len(freed)] = freed
 
-    def _settle_unleased(self, pages: Int32Array) -> None:
-        """Bring the state of `pages`, each named once and without a lease, in line with their owners."""
-        if not len(pages):
-            return
-        is_touched = self.writer[pages] | (self.readers[pages] > 0)
-        if np.count_nonzero(is_touched):
-            self._become(pages[is_touched], INFLIGHT)
-            pages = pages[~is_touched]
-        in_tree = self.in_tree[pages]
-        num_in_tree = np.count_nonzero(in_tree)
-        if 0 < num_in_tree < len(pages):
-            self._become(pages[in_tree], CACHED)
-            self._become(pages[~in_tree], FREE)
-        else:
-            self._become(pages, CACHED if num_in_tree else FREE)
-
-    def _become(self, pages: Int32Array, state: int) -> None:
-        """Give `pages`, each named once, this state. Those that become free join the free list."""
-        if not len(pages):
-            return
-        before = self.state[pages]
-        if state == FREE:
-            freed = pages[before != FREE]
-            self._free[self.num_free : self.num_free + len(freed)] = np.sort(freed)
-        for former, count in enumerate(np.bincount(before).tolist()):
-            self._totals[former] -= count
-        self._totals[state] += len(pages)
-        self.state[pages] = state
+    def _count(self, num_pages: int, former: int, now: int) -> None:
+        self._totals[former] -= num_pages
+        self._totals[now] += num_pages
 
     @staticmethod
-    def _expect(pages: Int32Array, claim: NDArray[np.bool_], otherwise: str) -> None:
-        if np.count_nonzero(claim) < len(pages):
-            raise InvariantError(f"pages {pages[~claim].tolist()} {otherwise}")
+    def _expect(index: _Index, claim: NDArray[np.bool_] | _Owners, otherwise: str) -> None:
+        if _num_of(claim) < len(index):
+            raise InvariantError(f"pages {index[claim == 0].tolist()} {otherwise}")

@@ -20,7 +20,8 @@ from headstart.kv.tree import Node
 
 
 class Shares:
-    """Pages of each owner: leased by it alone, or in the tree under a namespace of its. `max_pages` None: no shares."""
+    """Pages of each owner: leased by it alone, or in the tree under a namespace of its. `max_pages` None: no shares, and
+    nothing is counted."""
 
     def __init__(self, max_pages: int | None, stamps: NDArray[np.int64]) -> None:
         self._max_pages = max_pages
@@ -31,12 +32,14 @@ class Shares:
 
     def add(self, namespace: bytes, num_pages: int) -> None:
         """`num_pages` more of this namespace's owner; fewer where negative."""
+        if self._max_pages is None:
+            return
         owner = cache_owner(namespace)
         self._counts[owner] += num_pages
         if not self._counts[owner]:
             del self._counts[owner]
             self._leaves.pop(owner, None)
-        if self._max_pages is not None and self._counts[owner] > self._max_pages:
+        if self._counts[owner] > self._max_pages:
             self._above.add(owner)
         else:
             self._above.discard(owner)
@@ -58,10 +61,10 @@ class Shares:
 
     def check(self, counts: Counter[bytes], leaves: Iterable[Node]) -> None:
         """Raise InvariantError unless these are every owner's pages and every unpinned leaf."""
-        if +counts != self._counts:
-            raise InvariantError("the pages of an owner are not those of its leases and of the tree")
         if self._max_pages is None:
             return
+        if +counts != self._counts:
+            raise InvariantError("the pages of an owner are not those of its leases and of the tree")
         if self._above != {owner for owner, num_pages in counts.items() if num_pages > self._max_pages}:
             raise InvariantError("not exactly the owners beyond their share are known as such")
         if set(leaves) != {node for heap in self._leaves.values() for node in heap.offered()}:

@@ -8,6 +8,8 @@ Invariant: pins never grow with depth, and a node with exactly one child has mor
 ends inside is therefore one node, and a path has no more nodes than there are forks and lease ends on it.
 
 Splits give the upper part a new node and merges keep the lower one: the node at which a lease ends stays that lease's.
+
+A walk is right while `version` is what it was when it was made: every change of nodes, their pages or children counts.
 """
 
 from collections.abc import Iterator
@@ -45,9 +47,8 @@ class Walk(NamedTuple):
         """The matched pages, in order."""
         if not self.nodes:
             return EMPTY
-        parts = [node.pages for node in self.nodes]
-        parts[-1] = parts[-1][: self.num_last]
-        return np.concatenate(parts)
+        last = self.nodes[-1].pages[: self.num_last]
+        return last if len(self.nodes) == 1 else np.concatenate([node.pages for node in self.nodes[:-1]] + [last])
 
 
 class RadixTree:
@@ -55,6 +56,7 @@ class RadixTree:
 
     def __init__(self, page_size: int) -> None:
         self.page_bytes = page_size * 4
+        self.version = 0
         self._roots: dict[bytes, Node] = {}
 
     def walk(self, namespace: bytes, tokens: bytes) -> Walk:
@@ -106,11 +108,17 @@ class RadixTree:
         self.join(end)
 
     def insert(self, parent: Node, edge: bytes, pages: Int32Array) -> Node:
-        """Add a child of `parent` with one pin: that of the lease that moves from `parent` to it."""
+        """Put `pages` behind `parent` for the lease that ended there. Returns the node at which it ends now: `parent`
+        where nobody else has to do with it, or a new child."""
+        self.version += 1
+        if parent.pins == 1 and not parent.children:
+            parent.edge += edge
+            parent.pages = np.concatenate((parent.pages, pages))
+            return parent
         key = edge[: self.page_bytes]
         if key in parent.children:
             raise InvariantError("the tree already has a page of these tokens")
-        child = Node(edge, pages, parent, pins=1, namespace=parent.namespace)
+        child = Node(edge, pages.copy(), parent, pins=1, namespace=parent.namespace)
         parent.children[key] = child
         return child
 
@@ -121,6 +129,7 @@ class RadixTree:
         (child,) = node.children.values()
         if child.pins != node.pins:
             return
+        self.version += 1
         child.edge = node.edge + child.edge
         child.pages = np.concatenate((node.pages, child.pages))
         child.parent = node.parent
@@ -130,6 +139,7 @@ class RadixTree:
 
     def trim(self, leaf: Node, num_pages: int) -> Int32Array:
         """Cut the last `num_pages`, but not all, pages of a leaf and return them."""
+        self.version += 1
         kept = len(leaf.pages) - num_pages
         pages = leaf.pages[kept:]
         leaf.pages = leaf.pages[:kept].copy()
@@ -138,6 +148,7 @@ class RadixTree:
 
     def remove(self, leaf: Node) -> None:
         """Take an unpinned leaf out. No unpinned node becomes a leaf by that: it had two children, or is merged."""
+        self.version += 1
         parent = leaf.parent
         assert parent is not None
         del parent.children[self._key(leaf)]
@@ -149,6 +160,7 @@ class RadixTree:
 
     def prune(self) -> list[Node]:
         """Take every unpinned node out and return them."""
+        self.version += 1
         parents = [*self._roots.values(), *self.nodes()]
         dropped = [node for node in self.nodes() if node.pins == 0]
         for parent in parents:
@@ -193,6 +205,7 @@ class RadixTree:
                 raise InvariantError("a child does not know its parent")
 
     def _split(self, node: Node, num_upper: int) -> Node:
+        self.version += 1
         parent = node.parent
         assert parent is not None
         cut = num_upper * self.page_bytes
