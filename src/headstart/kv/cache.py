@@ -82,7 +82,8 @@ class PrefixCache:
 
     def num_available(self, match: Match | None = None) -> int:
         """Pages `try_lease(match, n)` could take beyond the match: free plus evictable, without the match's own."""
-        return self._num_available(Walk([], 0, 0) if match is None else self._walk(match))
+        available = self._ledger.num_free + self._ledger.num_cached
+        return available if match is None else available - self._num_cached(self._walk(match))
 
     def try_lease(self, match: Match, num_new: int) -> PageLease | None:
         """Pin the match and allocate `num_new` pages behind it, evicting if needed; all or nothing.
@@ -90,7 +91,7 @@ class PrefixCache:
         None where there is no room, and where the match is stale: match again before the next try.
         """
         walk = self._walk(match)
-        if walk.num_pages < match.num_pages or num_new > self._num_available(walk):
+        if walk.num_pages < match.num_pages or num_new > self.num_available() - self._num_cached(walk):
             return None
         shared, end = self._pin(walk, above=None)
         lease = PageLease(match.namespace, _table(shared, self._allocate(match.namespace, num_new)), len(shared), end)
@@ -146,18 +147,19 @@ class PrefixCache:
         if last <= first:
             return 0
         own = lease.pages[first:last]
-        if self._ledger.num_written_of(own):
-            raise InvariantError("a page that a peer may still write was committed")
         new_tokens = _as_bytes(tokens[first * self.page_size : last * self.page_size])
         before = lease._end
         walk = self._tree.walk_from(before, new_tokens) if before else self._tree.walk(lease.namespace, new_tokens)
+        num_known = walk.num_pages
+        if num_known and self._ledger.num_written_of(own[:num_known]):
+            raise InvariantError("a page that a peer may still write was given up for one of the tree")
+        if num_known < len(own):
+            self._ledger.enter_tree(own[num_known:])
         shared, end = self._pin(walk, above=before)
-        num_known = len(shared)
         lease.num_shared, lease._end = last, end
         if num_known < len(own):
             edge = new_tokens[num_known * self._tree.page_bytes :]
             lease._end = self._tree.insert(end or self._tree.root(lease.namespace), edge, own[num_known:])
-            self._ledger.enter_tree(own[num_known:])
         if num_known:
             lease.pages = _table(lease.pages[:first], shared, lease.pages[first + num_known :])
             self._give_up(lease, own[:num_known])
@@ -169,12 +171,13 @@ class PrefixCache:
         """Unpin shared pages, give private ones up. Exactly once per lease."""
         self._expect_live(lease)
         self._leases.remove(lease)
-        self._order.touch(lease.pages[: lease.num_shared])
-        self._ledger.unlease(lease.pages)
-        self._order.shares.add(lease.namespace, lease.num_shared - len(lease.pages))
+        shared, private = lease.pages[: lease.num_shared], lease.pages[lease.num_shared :]
         if lease._end:
+            self._order.touch(shared)
+            self._ledger.unlease(shared)
             self._tree.unpin(lease._end)
             self._order.offer(lease._end)
+        self._give_up(lease, private)
 
     def open_write(self, pages: Int32Array) -> None:
         """A peer may write these pages from now on (its ticket owns them)."""
@@ -221,9 +224,9 @@ class PrefixCache:
             return match._walk
         return self._tree.walk(match.namespace, match._tokens)
 
-    def _num_available(self, walk: Walk) -> int:
-        available = self._ledger.num_free + self._ledger.num_cached
-        return available - self._ledger.num_cached_of(walk.pages()) if walk.nodes else available
+    def _num_cached(self, walk: Walk) -> int:
+        """Matched pages that nobody holds. A node knows its leases, but not who reads its pages without one."""
+        return self._ledger.num_cached_of(walk.pages()) if self._ledger.num_lingering else walk.num_unpinned()
 
     def _pin(self, walk: Walk, above: Node | None) -> tuple[Int32Array, Node | None]:
         """Lease what a walk from below `above` matched. Returns its pages and the node that ends with them."""
@@ -243,7 +246,7 @@ class PrefixCache:
 
     def _give_up(self, lease: PageLease, private: Int32Array) -> None:
         if len(private):
-            self._ledger.unlease(private)
+            self._ledger.give_up(private)
             self._order.shares.add(lease.namespace, -len(private))
 
     def _expect_live(self, lease: PageLease) -> None:

@@ -27,7 +27,7 @@ class LruOrder:
     def touch(self, pages: Int32Array) -> None:
         """These pages, a path from a root, are the most recently released now."""
         self._tick += 1
-        self.stamps[pages] = self._tick
+        self.stamps[pages.astype(np.intp)] = self._tick
 
     def offer(self, node: Node) -> None:
         """Let `node` be evicted if it is an unpinned leaf."""

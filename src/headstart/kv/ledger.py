@@ -81,6 +81,7 @@ class PageLedger:
         self.num_pages = num_pages
         self._owners: _Owners = np.zeros(num_pages, dtype=np.int64)
         self._totals = [0, 0, 0, 0, num_pages]
+        self._num_written = 0
         self._free: _Index = np.arange(num_pages - 1, -1, -1, dtype=np.intp)  # a stack: [0, num_free) are free
 
     @property
@@ -91,6 +92,11 @@ class PageLedger:
     def num_cached(self) -> int:
         """Pages that eviction turns into free ones."""
         return self._totals[CACHED]
+
+    @property
+    def num_lingering(self) -> int:
+        """Pages that are inflight because of their readers alone."""
+        return self._totals[INFLIGHT] - self._num_written
 
     def counts(self) -> PageCounts:
         return PageCounts(*self._totals)
@@ -137,6 +143,18 @@ class PageLedger:
         self._count(num_pages, FREE, PRIVATE)
         return index.astype(np.int32)
 
+    def give_up(self, pages: Int32Array) -> None:
+        """The end of the one lease of pages outside the tree; those without another owner become free."""
+        index = _index(pages)
+        before = self._owners[index]
+        if _num_of(before == _LEASE) < len(index):
+            self._expect(index, before & (_LEASES | _TREE) == _LEASE, "given up but not leased, or in the tree")
+            self._settle(index, before, before - _LEASE)
+            return
+        self._owners[index] = 0
+        self._stack(index)
+        self._count(len(index), PRIVATE, FREE)
+
     def lease(self, pages: Int32Array) -> None:
         """One more lease on pages of the tree."""
         index = _index(pages)
@@ -144,26 +162,20 @@ class PageLedger:
         num_cached = _num_of(before == _TREE)
         if num_cached < len(index):
             self._expect(index, before & _TREE, "leased but not in the tree")
-            num_pinned = _num_of(before & _LEASES)
-            self._count(len(index) - num_cached - num_pinned, INFLIGHT, PINNED)
+            self._count(len(index) - num_cached - _num_of(before & _LEASES), INFLIGHT, PINNED)
         self._owners[index] = before + _LEASE
         self._count(num_cached, CACHED, PINNED)
 
     def unlease(self, pages: Int32Array) -> None:
-        """One lease less; pages without another owner become free."""
+        """One lease less on pages of the tree."""
         index = _index(pages)
         before = self._owners[index]
-        self._expect(index, before & _LEASES, "released but not leased")
         after = before - _LEASE
-        is_freed = after == 0
-        num_freed, num_cached = _num_of(is_freed), _num_of(after == _TREE)
-        if num_freed + num_cached + _num_of(after & _LEASES) < len(index):
-            self._settle(index, before, after)
-            return
+        num_cached = _num_of(after == _TREE)
+        if num_cached < len(index):
+            self._expect(index, before & _ALL_BUT_READERS >= _TREE + _LEASE, "released but not pinned")
+            self._count(len(index) - num_cached - _num_of(after & _LEASES), PINNED, INFLIGHT)
         self._owners[index] = after
-        if num_freed:
-            self._stack(index[is_freed])
-        self._count(num_freed, PRIVATE, FREE)
         self._count(num_cached, PINNED, CACHED)
 
     # ---- the tree ----------------------------------------------------------------------------------------------------
@@ -172,7 +184,8 @@ class PageLedger:
         """The tree owns these pages besides the lease that filled them."""
         index = _index(pages)
         before = self._owners[index]
-        self._expect(index, before & _ALL_BUT_READERS == _LEASE, "committed but not private")
+        is_private = before & _ALL_BUT_READERS == _LEASE
+        self._expect(index, is_private, "committed but not private, or a peer may still write them")
         self._owners[index] = before + _TREE
         self._count(len(index), PRIVATE, PINNED)
 
@@ -194,17 +207,21 @@ class PageLedger:
         index = _index(pages)
         self._expect(index, self._owners[index] == _LEASE, "opened for a writer but not private and untouched")
         self._owners[index] = _LEASE + _WRITER
+        self._num_written += len(index)
         self._count(len(index), PRIVATE, INFLIGHT)
 
     def close_write(self, pages: Int32Array) -> None:
+        if not len(pages):
+            return
         index = _index(pages)
         before = self._owners[index]
         if _num_of(before == _LEASE + _WRITER) < len(index):
             self._expect(index, before & _WRITER, "closed for a writer but not open")
             self._settle(index, before, before - _WRITER)
-            return
-        self._owners[index] = _LEASE
-        self._count(len(index), INFLIGHT, PRIVATE)
+        else:
+            self._owners[index] = _LEASE
+            self._count(len(index), INFLIGHT, PRIVATE)
+        self._num_written -= len(index)
 
     def hold(self, pages: Int32Array) -> None:
         """One reader more per occurrence in `pages`."""
@@ -233,6 +250,8 @@ class PageLedger:
         owners = self._owners
         if np.bincount(self.state, minlength=5).tolist() != self._totals or sum(self._totals) != self.num_pages:
             raise InvariantError(f"totals {self._totals} do not follow from the states of {self.num_pages} pages")
+        if self._num_written != len(self.written):
+            raise InvariantError(f"{self._num_written} pages are counted as written, not {len(self.written)}")
         free = np.zeros(self.num_pages, dtype=bool)
         free[self._free[: self.num_free]] = True
         if not np.array_equal(free, owners == 0):

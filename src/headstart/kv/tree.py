@@ -43,6 +43,11 @@ class Walk(NamedTuple):
     num_last: int
     num_pages: int
 
+    def num_unpinned(self) -> int:
+        """Matched pages that no lease pins. Where the last node is pinned, which may be longer, all are."""
+        num_pinned = sum([len(node.pages) for node in self.nodes if node.pins])
+        return max(0, self.num_pages - num_pinned)
+
     def pages(self) -> Int32Array:
         """The matched pages, in order."""
         if not self.nodes:

@@ -20,6 +20,7 @@ from functools import partial
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from headstart.core.arrays import Int32Array, int32_array
@@ -32,8 +33,7 @@ Delay = Callable[[int], float]
 """Bytes -> seconds: asked once for the landing of a write, and with 0 for its completion and each of its notices."""
 
 
-@dataclass(frozen=True, slots=True)
-class Posted:
+class Posted(Struct, frozen=True):
     """A write as the judge sees it. `index` counts the posts of the whole network from 0."""
 
     source: str
@@ -59,16 +59,19 @@ class Fate:
 Judge = Callable[[Posted], Fate]
 
 
+_SUCCESS = Fate()
+
+
 def every_write_succeeds(posted: Posted) -> Fate:
-    return Fate()
+    return _SUCCESS
 
 
 def judge_nth(fates: dict[int, Fate]) -> Judge:
     """Give post number k the fate `fates[k]`; the others succeed."""
-    return lambda posted: fates.get(posted.index, Fate())
+    return lambda posted: fates.get(posted.index, _SUCCESS)
 
 
-class _Descriptor(msgspec.Struct, frozen=True, array_like=True):
+class _Descriptor(Struct, frozen=True, array_like=True):
     endpoint: int
     num_pages: int
     page_bytes: int
@@ -92,8 +95,7 @@ class _Link:
     lost: bool = False
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Write:
+class _Write(Struct, frozen=True, eq=False):
     handle: int
     source: _Endpoint
     target: _Endpoint
@@ -250,11 +252,12 @@ class LoopbackNetwork:
 
     def drain(self, endpoint: _Endpoint) -> list[TransferEvent]:
         self.progress()
-        events = [] if endpoint.stalled or not endpoint.alive else endpoint.inbox
-        if events:
-            endpoint.inbox = []
-            self._note_ready(endpoint)
-            self._rng.shuffle(events)
+        events = endpoint.inbox
+        if not events or endpoint.stalled or not endpoint.alive:
+            return []
+        endpoint.inbox = []
+        self._note_ready(endpoint)
+        self._rng.shuffle(events)
         return events
 
     # ---- the way of a write ----------------------------------------------------------------------------------------------
@@ -274,7 +277,7 @@ class LoopbackNetwork:
             self._copy(write, self._some_pages(write))
             self._send_later(write.source, WriteFailed(write.handle, "failed by the network"))
             return
-        self._copy(write, np.arange(len(write.src_pages)))
+        self._copy(write, slice(None))
         if write.fate.flips:
             self._flip(write.target, int(self._rng.choice(write.dst_pages.tolist())))
         self._send_later(write.source, Completed(write.handle))
@@ -283,7 +286,7 @@ class LoopbackNetwork:
     def _land_unfinished(self, number: int, write: _Write) -> None:
         """One page goes on as a write of its own, under the same handle and without a notice."""
         late = self._rng.randrange(len(write.src_pages))
-        self._copy(write, np.arange(len(write.src_pages)))
+        self._copy(write, slice(None))
         self._flip(write.target, int(write.dst_pages[late]))
         self._notify(write)
         src, dst = write.src_pages[late : late + 1], write.dst_pages[late : late + 1]
@@ -318,7 +321,7 @@ class LoopbackNetwork:
         else:
             self._ready.pop(endpoint, None)
 
-    def _copy(self, write: _Write, which: NDArray[np.intp]) -> None:
+    def _copy(self, write: _Write, which: NDArray[np.intp] | slice) -> None:
         target, source = write.target.pages, write.source.pages
         if target is not None and source is not None:
             target[write.dst_pages[which]] = source[write.src_pages[which]]
