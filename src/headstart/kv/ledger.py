@@ -14,6 +14,8 @@ away, whichever that is, and time never frees it. The states add up to the pool.
 
 An owner set is one number, WRITER + TREE + LEASE * leases + READER * readers, so that a call reads and writes each page
 once. Calls know the usual change of state and count it; what is in the way of it, readers mostly, goes through `_settle`.
+Readers of leased pages change no state: they are noted by the batch, and counted page by page only if a lease is given up
+before they let go.
 """
 
 from dataclasses import dataclass
@@ -82,6 +84,9 @@ class PageLedger:
         self._owners: _Owners = np.zeros(num_pages, dtype=np.int64)
         self._totals = [0, 0, 0, 0, num_pages]
         self._num_written = 0
+        self._uncounted: dict[
+            int, Int32Array
+        ] = {}  # by id: what readers hold of leased pages and READER does not count
         self._free: _Index = np.arange(num_pages - 1, -1, -1, dtype=np.intp)  # a stack: [0, num_free) are free
 
     @property
@@ -145,6 +150,7 @@ class PageLedger:
 
     def give_up(self, pages: Int32Array) -> None:
         """The end of the one lease of pages outside the tree; those without another owner become free."""
+        self._count_readers()
         index = _index(pages)
         before = self._owners[index]
         if _num_of(before == _LEASE) < len(index):
@@ -168,6 +174,7 @@ class PageLedger:
 
     def unlease(self, pages: Int32Array) -> None:
         """One lease less on pages of the tree."""
+        self._count_readers()
         index = _index(pages)
         before = self._owners[index]
         after = before - _LEASE
@@ -204,6 +211,7 @@ class PageLedger:
 
     def open_write(self, pages: Int32Array) -> None:
         """A peer may write these pages: private ones that nothing else touches."""
+        self._count_readers()
         index = _index(pages)
         self._expect(index, self._owners[index] == _LEASE, "opened for a writer but not private and untouched")
         self._owners[index] = _LEASE + _WRITER
@@ -226,16 +234,28 @@ class PageLedger:
     def hold(self, pages: Int32Array) -> None:
         """One reader more per occurrence in `pages`."""
         index = _index(pages)
+        are_leased = _num_of(self._owners[index] & _LEASES) == len(index)
+        if are_leased and id(pages) not in self._uncounted:
+            self._uncounted[id(pages)] = pages
+            return
         self._expect(index, self._owners[index], "held but free")
         self._read(index, _READER)
 
     def unhold(self, pages: Int32Array) -> None:
+        if self._uncounted.pop(id(pages), None) is not None:
+            return
+        self._count_readers()
         index = _index(pages)
         self._read(index, -_READER)
         self._expect(index, self._owners[index] >= 0, "let go but not held")
 
+    def _count_readers(self) -> None:
+        for pages in self._uncounted.values():
+            np.add.at(self._owners, _index(pages), _READER)
+        self._uncounted.clear()
+
     def _read(self, index: _Index, change: np.int64) -> None:
-        """Change the readers, once per occurrence. They tell in what state a page is only where it has no lease."""
+        """Change the readers, once per occurrence. Those of leased pages change no state."""
         if _num_of(self._owners[index] & _LEASES) == len(index):
             np.add.at(self._owners, index, change)
         else:
@@ -258,6 +278,8 @@ class PageLedger:
             raise InvariantError("the free list repeats a page, misses one or holds one that is owned")
         if owners.min(initial=0) < 0:
             raise InvariantError("a page has a negative number of owners")
+        if any((self.leases[pages] == 0).any() for pages in self._uncounted.values()):
+            raise InvariantError("a page without a lease has readers that are not counted")
         if ((owners & _WRITER > 0) & self.in_tree).any():
             raise InvariantError("a page in the tree may be written")
         if (self.leases[~self.in_tree] > 1).any():

@@ -1,12 +1,12 @@
 """Why a prompt hit less than it could: whether the cache ever held the first page that it lacked."""
 
 from array import array
-from zlib import crc32
+
+from xxhash import xxh32_intdigest
 
 from headstart.core.arrays import Int32Array
 
 _NUM_SLOTS = 1 << 16
-_MASK = (1 << 32) - 1
 
 
 class CommittedPages:
@@ -33,8 +33,6 @@ class CommittedPages:
 
     def _keys(self, namespace: bytes, tokens: Int32Array, first: int, last: int) -> list[int]:
         raw = tokens[first * self._page_size : last * self._page_size].tobytes()
-        start, step = crc32(namespace), self._page_size * tokens.itemsize
-        return [
-            crc32(raw[index * step : (index + 1) * step], (start + first + index) & _MASK)
-            for index in range(last - first)
-        ]
+        step = self._page_size * tokens.itemsize
+        seed = xxh32_intdigest(namespace) + first  # taken modulo 2**32
+        return [xxh32_intdigest(raw[at : at + step], seed + at // step) for at in range(0, len(raw), step)]
