@@ -26,8 +26,8 @@ MUTATIONS = (
     Mutation(
         "fence: a page under a peer's write is nobody's",
         "kv/ledger.py",
-        "        self._owners[index] = _LEASE + _WRITER\n",
-        "        self._owners[index] = _LEASE\n",
+        "self._swap(index, _LEASE, _LEASE + _WRITER)",
+        "self._swap(index, _LEASE, _LEASE)",
         ("tests/unit/kv/test_kv_writers.py",),
     ),
     Mutation(

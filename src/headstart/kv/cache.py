@@ -68,7 +68,7 @@ class PrefixCache:
 
     def match(self, namespace: bytes, tokens: Int32Array, max_len: int | None = None) -> Match:
         """Longest committed prefix of `tokens[:max_len]`, in whole pages. Pure: changes nothing, not even LRU order."""
-        asked = _as_bytes(tokens if max_len is None else tokens[: max(max_len, 0)])
+        asked = (tokens if max_len is None else tokens[: max(max_len, 0)]).tobytes()
         tree = self._tree
         walk = tree.walk(namespace, asked)
         num_pages = walk.num_pages
@@ -147,7 +147,7 @@ class PrefixCache:
         if last <= first:
             return 0
         own = lease.pages[first:last]
-        new_tokens = _as_bytes(tokens[first * self.page_size : last * self.page_size])
+        new_tokens = tokens[first * self.page_size : last * self.page_size].tobytes()
         before = lease._end
         walk = self._tree.walk_from(before, new_tokens) if before else self._tree.walk(lease.namespace, new_tokens)
         num_known = walk.num_pages
@@ -302,10 +302,6 @@ class PrefixCache:
     def _num_listed(self, tables: Iterable[Int32Array]) -> NDArray[np.intp]:
         """How many of `tables` list each page."""
         return np.bincount(_table(EMPTY, *tables), minlength=self.num_pages)
-
-
-def _as_bytes(tokens: Int32Array) -> bytes:
-    return tokens.astype(np.int32, copy=False).tobytes()
 
 
 def _table(*parts: Int32Array) -> Int32Array:

@@ -18,7 +18,7 @@ Readers of leased pages change no state: they are noted by the batch, and counte
 before they let go.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from headstart.core.errors import InvariantError
 
 INFLIGHT, PRIVATE, PINNED, CACHED, FREE = range(5)
 
-_WRITER, _TREE, _LEASE, _READER = np.int64(1), np.int64(2), np.int64(4), np.int64(1 << 32)
+_NOBODY, _WRITER, _TREE, _LEASE, _READER = np.int64(0), np.int64(1), np.int64(2), np.int64(4), np.int64(1 << 32)
 _LEASES = _READER - _LEASE  # the bits that count leases
 _ALL_BUT_READERS = _READER - 1
 
@@ -64,8 +64,7 @@ def _num_of(claims: NDArray[np.bool_] | _Owners) -> int:
     return int(np.count_nonzero(claims))
 
 
-@dataclass(frozen=True, slots=True)
-class PageCounts:
+class PageCounts(NamedTuple):
     """Pages by state; they add up to the pool."""
 
     inflight: int
@@ -152,14 +151,13 @@ class PageLedger:
         """The end of the one lease of pages outside the tree; those without another owner become free."""
         self._count_readers()
         index = _index(pages)
-        before = self._owners[index]
-        if _num_of(before == _LEASE) < len(index):
-            self._expect(index, before & (_LEASES | _TREE) == _LEASE, "given up but not leased, or in the tree")
-            self._settle(index, before, before - _LEASE)
+        if self._swap(index, _LEASE, _NOBODY):
+            self._stack(index)
+            self._count(len(index), PRIVATE, FREE)
             return
-        self._owners[index] = 0
-        self._stack(index)
-        self._count(len(index), PRIVATE, FREE)
+        before = self._owners[index]
+        self._expect(index, before & (_LEASES | _TREE) == _LEASE, "given up but not leased, or in the tree")
+        self._settle(index, before, before - _LEASE)
 
     def lease(self, pages: Int32Array) -> None:
         """One more lease on pages of the tree."""
@@ -177,12 +175,12 @@ class PageLedger:
         self._count_readers()
         index = _index(pages)
         before = self._owners[index]
-        after = before - _LEASE
-        num_cached = _num_of(after == _TREE)
+        num_cached = _num_of(before == _TREE + _LEASE)
         if num_cached < len(index):
             self._expect(index, before & _ALL_BUT_READERS >= _TREE + _LEASE, "released but not pinned")
-            self._count(len(index) - num_cached - _num_of(after & _LEASES), PINNED, INFLIGHT)
-        self._owners[index] = after
+            num_pinned = _num_of((before - _LEASE) & _LEASES)
+            self._count(len(index) - num_cached - num_pinned, PINNED, INFLIGHT)
+        self._owners[index] = before - _LEASE
         self._count(num_cached, PINNED, CACHED)
 
     # ---- the tree ----------------------------------------------------------------------------------------------------
@@ -190,22 +188,22 @@ class PageLedger:
     def enter_tree(self, pages: Int32Array) -> None:
         """The tree owns these pages besides the lease that filled them."""
         index = _index(pages)
-        before = self._owners[index]
-        is_private = before & _ALL_BUT_READERS == _LEASE
-        self._expect(index, is_private, "committed but not private, or a peer may still write them")
-        self._owners[index] = before + _TREE
+        if not self._swap(index, _LEASE, _LEASE + _TREE):
+            before = self._owners[index]
+            is_private = before & _ALL_BUT_READERS == _LEASE
+            self._expect(index, is_private, "committed but not private, or a peer may still write them")
+            self._owners[index] = before + _TREE
         self._count(len(index), PRIVATE, PINNED)
 
     def leave_tree(self, pages: Int32Array) -> None:
         index = _index(pages)
-        before = self._owners[index]
-        if _num_of(before == _TREE) < len(index):
-            self._expect(index, before & _ALL_BUT_READERS == _TREE, "evicted but pinned or not in the tree")
-            self._settle(index, before, before - _TREE)
+        if self._swap(index, _TREE, _NOBODY):
+            self._stack(index)
+            self._count(len(index), CACHED, FREE)
             return
-        self._owners[index] = 0
-        self._stack(index)
-        self._count(len(index), CACHED, FREE)
+        before = self._owners[index]
+        self._expect(index, before & _ALL_BUT_READERS == _TREE, "evicted but pinned or not in the tree")
+        self._settle(index, before, before - _TREE)
 
     # ---- peers and steps ---------------------------------------------------------------------------------------------
 
@@ -213,8 +211,8 @@ class PageLedger:
         """A peer may write these pages: private ones that nothing else touches."""
         self._count_readers()
         index = _index(pages)
-        self._expect(index, self._owners[index] == _LEASE, "opened for a writer but not private and untouched")
-        self._owners[index] = _LEASE + _WRITER
+        if not self._swap(index, _LEASE, _LEASE + _WRITER):
+            self._expect(index, self._owners[index] == _LEASE, "opened for a writer but not private and untouched")
         self._num_written += len(index)
         self._count(len(index), PRIVATE, INFLIGHT)
 
@@ -222,13 +220,12 @@ class PageLedger:
         if not len(pages):
             return
         index = _index(pages)
-        before = self._owners[index]
-        if _num_of(before == _LEASE + _WRITER) < len(index):
+        if self._swap(index, _LEASE + _WRITER, _LEASE):
+            self._count(len(index), INFLIGHT, PRIVATE)
+        else:
+            before = self._owners[index]
             self._expect(index, before & _WRITER, "closed for a writer but not open")
             self._settle(index, before, before - _WRITER)
-        else:
-            self._owners[index] = _LEASE
-            self._count(len(index), INFLIGHT, PRIVATE)
         self._num_written -= len(index)
 
     def hold(self, pages: Int32Array) -> None:
@@ -284,6 +281,13 @@ class PageLedger:
             raise InvariantError("a page in the tree may be written")
         if (self.leases[~self.in_tree] > 1).any():
             raise InvariantError("a page outside the tree has two leases")
+
+    def _swap(self, index: _Index, former: np.int64, now: np.int64) -> bool:
+        """Change the owner sets of these pages if all are the `former` one, which is the usual case; else nothing."""
+        if _num_of(self._owners[index] == former) < len(index):
+            return False
+        self._owners[index] = now
+        return True
 
     def _settle(self, index: _Index, before: _Owners, after: _Owners) -> None:
         """Change the owner sets of pages in any states to any others."""

@@ -9,7 +9,8 @@ ends inside is therefore one node, and a path has no more nodes than there are f
 
 Splits give the upper part a new node and merges keep the lower one: the node at which a lease ends stays that lease's.
 
-A walk is right while `version` is what it was when it was made: every change of nodes, their pages or children counts.
+What a walk found lies on its nodes while `version` is what it was: splits, merges and removals change it. What is put
+behind a node does not.
 """
 
 from collections.abc import Iterator
@@ -115,7 +116,6 @@ class RadixTree:
     def insert(self, parent: Node, edge: bytes, pages: Int32Array) -> Node:
         """Put `pages` behind `parent` for the lease that ended there. Returns the node at which it ends now: `parent`
         where nobody else has to do with it, or a new child."""
-        self.version += 1
         if parent.pins == 1 and not parent.children:
             parent.edge += edge
             parent.pages = np.concatenate((parent.pages, pages))

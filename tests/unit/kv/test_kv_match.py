@@ -1,5 +1,7 @@
 """Matching: what is found of a prompt, and that nothing else ever is."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
 from headstart.core.arrays import EMPTY
@@ -136,4 +138,55 @@ def test_a_match_leases_the_same_pages_after_splits_and_merges() -> None:
     merged = cache.try_lease(match, 1)
     assert merged is not None
     assert split.pages[:6].tolist() == merged.pages[:6].tolist()
+    cache.check()
+
+
+STEM, ASKED = prompt(2 * PAGE), prompt(6 * PAGE + 1)
+OTHER = prompt(2 * PAGE + 1, seed=1)
+
+
+def divided(cache: PrefixCache) -> Iterator[None]:
+    yield
+    admit(cache, joined(prompt(4 * PAGE), OTHER))
+
+
+def made_one_node(cache: PrefixCache) -> Iterator[None]:
+    stem = admit(cache, joined(STEM, OTHER[:1]))
+    yield
+    cache.release(stem)
+    admit(cache, ASKED)
+
+
+def trimmed(cache: PrefixCache) -> Iterator[None]:
+    serve(cache, OTHER)
+    yield
+    cache.make_room(cache.counts().free + 1)
+
+
+def evicted(cache: PrefixCache) -> Iterator[None]:
+    serve(cache, OTHER)
+    yield
+    cache.make_room(cache.counts().free + 6)
+
+
+def flushed(cache: PrefixCache) -> Iterator[None]:
+    yield
+    cache.flush()
+
+
+@pytest.mark.parametrize("what_becomes_of_its_path", [divided, made_one_node, trimmed, evicted, flushed])
+def test_a_match_tells_of_the_tree_as_it_is_when_asked_and_not_as_it_was(
+    what_becomes_of_its_path: Callable[[PrefixCache], Iterator[None]],
+) -> None:
+    cache = PrefixCache(30, PAGE)
+    serve(cache, ASKED)
+    events = what_becomes_of_its_path(cache)
+    next(events)
+    match = cache.match(NAMESPACE, ASKED)
+    next(events, None)
+    fresh = cache.match(NAMESPACE, ASKED)
+    assert cache.num_available(match) == cache.num_available(fresh)
+    assert cache.holds_others_behind(match) == cache.holds_others_behind(fresh)
+    lease = cache.try_lease(match, 0)
+    assert (lease is not None) == (fresh.num_pages == match.num_pages == 6)
     cache.check()

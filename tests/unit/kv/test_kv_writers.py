@@ -97,3 +97,35 @@ def test_a_page_table_cannot_be_edited_in_place() -> None:
     lease = admit(PrefixCache(8, PAGE), prompt(3 * PAGE))
     with pytest.raises(ValueError, match="read-only"):
         lease.pages[0] = 7
+
+
+def test_what_is_read_twice_waits_for_both_whoever_lets_go_first() -> None:
+    """The same batch and a part of it: noted while leased, told apart once the lease is gone."""
+    cache = PrefixCache(4, PAGE)
+    lease = admit(cache, prompt(3 * PAGE))
+    pages, part = lease.pages, lease.pages[1:]
+    for held in (pages, part, pages):
+        cache.hold(held)
+    cache.unhold(pages)
+    cache.release(lease)
+    assert cache.counts().inflight == 3
+    cache.check()
+    cache.unhold(pages)
+    assert (cache.counts().inflight, cache.counts().free) == (2, 2)
+    cache.unhold(part)
+    clean(cache)
+
+
+def test_a_page_that_is_read_is_not_opened_for_a_writer() -> None:
+    cache = PrefixCache(4, PAGE)
+    lease = admit(cache, prompt(2 * PAGE))
+    cache.hold(lease.pages)
+    with pytest.raises(InvariantError, match="not private and untouched"):
+        cache.open_write(lease.pages[:1])
+
+
+def test_what_was_never_held_cannot_be_let_go() -> None:
+    cache = PrefixCache(4, PAGE)
+    lease = admit(cache, prompt(2 * PAGE))
+    with pytest.raises(InvariantError, match="not held"):
+        cache.unhold(lease.pages)
