@@ -37,7 +37,7 @@ class Match(Struct, frozen=True, eq=False):
     namespace: bytes
     num_pages: int
     prefix_len: int  # num_pages * page_size
-    _tokens: bytes  # the matched tokens
+    _asked: bytes  # the tokens, of which these match
     _walk: Walk  # their path as long as the tree has this version
     _version: int
 
@@ -69,11 +69,8 @@ class PrefixCache:
     def match(self, namespace: bytes, tokens: Int32Array, max_len: int | None = None) -> Match:
         """Longest committed prefix of `tokens[:max_len]`, in whole pages. Pure: changes nothing, not even LRU order."""
         asked = (tokens if max_len is None else tokens[: max(max_len, 0)]).tobytes()
-        tree = self._tree
-        walk = tree.walk(namespace, asked)
-        num_pages = walk.num_pages
-        matched = asked[: num_pages * tree.page_bytes]
-        return Match(namespace, num_pages, num_pages * self.page_size, matched, walk, tree.version)
+        walk = self._tree.walk(namespace, asked)
+        return Match(namespace, walk.num_pages, walk.num_pages * self.page_size, asked, walk, self._tree.version)
 
     def holds_others_behind(self, match: Match) -> bool:
         """Whether pages follow the match that are not what was asked for; else it took all that was held there."""
@@ -146,26 +143,7 @@ class PrefixCache:
             raise InvariantError(f"{num_tokens} tokens committed of {len(tokens)} on {len(lease.pages)} pages")
         if last <= first:
             return 0
-        own = lease.pages[first:last]
-        new_tokens = tokens[first * self.page_size : last * self.page_size].tobytes()
-        before = lease._end
-        walk = self._tree.walk_from(before, new_tokens) if before else self._tree.walk(lease.namespace, new_tokens)
-        num_known = walk.num_pages
-        if num_known and self._ledger.num_written_of(own[:num_known]):
-            raise InvariantError("a page that a peer may still write was given up for one of the tree")
-        if num_known < len(own):
-            self._ledger.enter_tree(own[num_known:])
-        shared, end = self._pin(walk, above=before)
-        lease.num_shared, lease._end = last, end
-        if num_known < len(own):
-            edge = new_tokens[num_known * self._tree.page_bytes :]
-            lease._end = self._tree.insert(end or self._tree.root(lease.namespace), edge, own[num_known:])
-        if num_known:
-            lease.pages = _table(lease.pages[:first], shared, lease.pages[first + num_known :])
-            self._give_up(lease, own[:num_known])
-            if before:
-                self._tree.join(before)
-        return num_known
+        return self._publish(lease, last, tokens[first * self.page_size : last * self.page_size].tobytes())
 
     def release(self, lease: PageLease) -> None:
         """Unpin shared pages, give private ones up. Exactly once per lease."""
@@ -222,7 +200,7 @@ class PrefixCache:
         """The match's path as it is now."""
         if match._version == self._tree.version:
             return match._walk
-        return self._tree.walk(match.namespace, match._tokens)
+        return self._tree.walk(match.namespace, match._asked[: match.num_pages * self._tree.page_bytes])
 
     def _num_cached(self, walk: Walk) -> int:
         """Matched pages that nobody holds. A node knows its leases, but not who reads its pages without one."""
@@ -237,6 +215,28 @@ class PrefixCache:
         self._tree.pin(end, above)
         self._ledger.lease(shared)
         return shared, end
+
+    def _publish(self, lease: PageLease, last: int, new_tokens: bytes) -> int:
+        """Move the private pages before page `last`, which hold `new_tokens`, into the tree; see `commit`."""
+        tree, first, before = self._tree, lease.num_shared, lease._end
+        walk = tree.walk_from(before, new_tokens) if before else tree.walk(lease.namespace, new_tokens)
+        num_known = walk.num_pages
+        known, new = lease.pages[first : first + num_known], lease.pages[first + num_known : last]
+        if len(known) and self._ledger.num_written_of(known):
+            raise InvariantError("a page that a peer may still write was given up for one of the tree")
+        if len(new):
+            self._ledger.enter_tree(new)
+        shared, end = self._pin(walk, above=before)
+        if len(known):
+            lease.pages = _table(lease.pages[:first], shared, lease.pages[first + num_known :])
+            self._give_up(lease, known)
+        if len(new):
+            edge = new_tokens[num_known * tree.page_bytes :]
+            end = tree.insert(end or tree.root(lease.namespace), edge, new)
+        if len(known) and before:
+            tree.join(before)
+        lease.num_shared, lease._end = last, end
+        return num_known
 
     def _allocate(self, namespace: bytes, num_pages: int) -> Int32Array:
         """The new pages count as the owner's already while room is made for them."""
