@@ -29,7 +29,8 @@ class CommittedPages:
 
     def holds(self, namespace: bytes, tokens: Int32Array, page: int) -> bool:
         """Whether that page was noted, as far as remembered."""
-        return all(self._slots[key % _NUM_SLOTS] == key for key in self._keys(namespace, tokens, page, page + 1))
+        keys = self._keys(namespace, tokens, page, page + 1)
+        return bool(keys) and self._slots[keys[0] % _NUM_SLOTS] == keys[0]
 
     def _keys(self, namespace: bytes, tokens: Int32Array, first: int, last: int) -> list[int]:
         raw = tokens[first * self._page_size : last * self._page_size].tobytes()
