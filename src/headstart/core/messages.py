@@ -18,7 +18,7 @@ class Message(Struct, frozen=True, tag=True, eq=False):
     """Base of everything that travels."""
 
 
-class WorkerRef(Struct, frozen=True):
+class WorkerRef(Struct, frozen=True, cache_hash=True):
     name: str
     incarnation: int
 
@@ -139,7 +139,7 @@ class Refused(Message, frozen=True):
     message: str
 
 
-class TicketRef(Struct, frozen=True):
+class TicketRef(Struct, frozen=True, cache_hash=True):
     ticket: int
     attempt: int
 

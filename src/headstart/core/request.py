@@ -31,7 +31,7 @@ class StopCriteria(Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()  # includes the model's EOS ids unless ignore_eos was asked for
 
 
-class ChoiceRef(Struct, frozen=True):
+class ChoiceRef(Struct, frozen=True, cache_hash=True):
     """Names one choice of one request at one attempt of the gateway to get it served."""
 
     request_id: str

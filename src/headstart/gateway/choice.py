@@ -14,14 +14,15 @@ Each hand-over to a worker is an attempt with its own number. Whatever carries a
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from msgspec import structs
+from msgspec import Struct, structs
 
-from headstart.core.arrays import int32_array
+from headstart.core.arrays import EMPTY, int32_array
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Failed, Finished, TokenDelta, WorkerRef
 from headstart.core.request import ChoiceRef, FinishReason, Request, RequestStats
+from headstart.gateway.prefix_index import Trail
 
 
 class Sink(Protocol):
@@ -37,27 +38,24 @@ class Sink(Protocol):
     def on_failed(self, failed: Failed) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(Struct, frozen=True):
     since: float
+    worker: ClassVar[None] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(Struct, frozen=True):
     worker: WorkerRef
     sent_at: float
     num_repeats: int = 0
     was_running: bool = False  # there: it is asked whether it still has it
 
 
-@dataclass(slots=True)
-class Running:
+class Running(Struct):
     worker: WorkerRef
     heard_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stopping:
+class Stopping(Struct, frozen=True):
     worker: WorkerRef
     since: float
 
@@ -78,6 +76,8 @@ class Choice:
     died: dict[WorkerRef, float] = field(default_factory=dict)  # workers that died with it -> how much that counts
     num_setbacks: int = 0  # hand-overs that came to nothing, refusals for want of room apart
     refusals: dict[WorkerRef, ErrorCode] = field(default_factory=dict)  # since it last ran
+    trail: Trail | None = None  # of the prompt, where the policy goes by prefixes
+    is_open: bool = True  # has neither finished nor failed
 
     @property
     def key(self) -> tuple[str, int]:
@@ -89,7 +89,7 @@ class Choice:
 
     @property
     def worker(self) -> WorkerRef | None:
-        return None if isinstance(self.place, Queued) else self.place.worker
+        return self.place.worker
 
     @property
     def num_tokens(self) -> int:
@@ -110,7 +110,7 @@ class Choice:
         return structs.replace(
             self.request,
             ref=self.ref,
-            output_ids=int32_array(self.tokens),
+            output_ids=int32_array(self.tokens) if self.tokens else EMPTY,
             remaining_s=max(self.deadline - now, 0.0),
         )
 

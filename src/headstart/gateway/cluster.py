@@ -99,23 +99,24 @@ class Cluster:
         for record in self.registry.of_role(DECODE):
             if record.may_return and (repeats or record.ref not in self._told):
                 self._told.add(record.ref)
-                self._send(str(record.ref), membership)
+                self._send(record.full_name, membership)
         return lost
 
     def _may_say(self, sender: str, message: Word) -> bool:
         match message:
             case Join(worker) | Heartbeat(worker) | Leave(worker):
-                return sender in (str(worker), f"hb:{worker}")
+                return sender.removeprefix("hb:") == str(worker)
             case WorkerExited():
                 return sender == LAUNCHER or sender in self._launchers
             case KillRequest():
-                return any(sender == str(record.ref) for record in self.registry.all())
+                return any(sender == record.full_name for record in self.registry.all())
         return True
 
     def _take_in(self, message: Join, now: float) -> WorkerRef | None:
-        is_known = self.registry.get(message.worker) is not None
+        if self.registry.get(message.worker) is not None:
+            return None  # a repeat changes nothing
         replaced = self.registry.join(message, now)
-        if not is_known and self.registry.get(message.worker) is not None:
+        if self.registry.get(message.worker) is not None:
             facts = {
                 "worker": str(message.worker),
                 "role": message.role,
@@ -155,7 +156,7 @@ class Cluster:
     def _pass_on(self, message: WorkerExited) -> None:
         for record in self.registry.all():
             if record.ref != message.worker and record.state is not WorkerState.ENDED:
-                self._send(str(record.ref), message)
+                self._send(record.full_name, message)
 
     def _ask_launcher(self, message: KillRequest) -> None:
         """Forward to the launcher that started the worker."""

@@ -10,10 +10,9 @@ A choice's states are in `choice`, a worker's in `registry`. Invariants:
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 
-import numpy as np
 from msgspec import structs
 
 from headstart.core.clock import Clock
@@ -39,11 +38,13 @@ from headstart.core.messages import (
 )
 from headstart.core.request import ChoiceRef, FinishReason, Request
 from headstart.gateway.choice import Choice, Queued, Running, Sink, Stopping, Submitted
-from headstart.gateway.cluster import DECODE, PREFILL, Cluster
+from headstart.gateway.cluster import DECODE, Cluster
 from headstart.gateway.flush import FlushDone, Flushes
 from headstart.gateway.limits import DispatchLimits
-from headstart.gateway.policy import MakePolicy, prefix_affinity, rank_prefill
+from headstart.gateway.policy import MakePolicy, prefix_affinity
 from headstart.gateway.registry import WorkerRecord
+from headstart.gateway.router import Refusal, Router
+from headstart.gateway.unfinished import Unfinished
 
 Send = Callable[[str, Message], None]
 """(recipient, message); never blocks, never raises for a peer that is gone."""
@@ -64,9 +65,8 @@ class Dispatcher:
         self._clock = clock
         self._send = send
         self._limits = limits
-        self._choices: dict[str, dict[int, Choice]] = {}  # request id -> choice -> Choice
-        self._open: Counter[WorkerRef] = Counter()
-        self._policy = make_policy(self._open.__getitem__, rng)
+        self._unfinished = Unfinished()
+        self._policy = make_policy(rng)
         self._told: OrderedDict[ChoiceRef, float] = OrderedDict()  # stale attempts told to stop, and when
         self._next_sweep = float("-inf")
         self._next_deadline = float("inf")
@@ -74,6 +74,7 @@ class Dispatcher:
         self.counters: Counter[str] = Counter()
         self._cluster = Cluster(send, limits, self.counters, model_fingerprint)
         self.registry = self._cluster.registry
+        self._router = Router(self.registry, self._policy, limits)
 
     # ---- the client's side -------------------------------------------------------------------------------------------
 
@@ -89,17 +90,17 @@ class Dispatcher:
             return
         self.counters["submitted"] += 1
         self._next_deadline = min(self._next_deadline, choice.deadline)
-        self._choices.setdefault(choice.key[0], {})[choice.key[1]] = choice
+        self._unfinished.add(choice)
         self._place(choice, now)
 
     def cancel(self, request_id: str, code: ErrorCode = ErrorCode.CANCELLED, message: str = "cancelled") -> None:
         """End every unfinished choice of a request."""
-        for choice in self._still_open(self._choices.get(request_id, {}).values()):
+        for choice in self._unfinished.of_request(request_id):
             self._abandon(choice, code, message)
 
     def stop(self, request_id: str, choice_index: int) -> None:
         """The client has all it wanted of this choice: end it as finished, with the worker's stats if they come."""
-        choice = self._choices.get(request_id, {}).get(choice_index)
+        choice = self._unfinished.find(request_id, choice_index)
         if choice is None or isinstance(choice.place, Stopping):
             return
         if isinstance(choice.place, Queued):
@@ -123,29 +124,23 @@ class Dispatcher:
 
     @property
     def num_unfinished(self) -> int:
-        return sum(map(len, self._choices.values()))
+        return len(self._unfinished)
 
     def open_choices(self, worker: WorkerRef) -> int:
-        return self._open[worker]
+        record = self.registry.get(worker)
+        return 0 if record is None else record.num_open
 
     @property
     def capacity_tokens(self) -> int | None:
         """Longest prompt plus output that some decode worker can hold; None while no worker is known."""
-        known = [record.join.capacity_tokens for record in self.registry.of_role(DECODE) if record.may_return]
-        return max(known, default=None)
+        return self.registry.capacity_tokens(DECODE)
 
     @property
     def is_ready(self) -> bool:
         return bool(self.registry.alive(DECODE))
 
     def iter_choices(self) -> Iterator[Choice]:
-        return (choice for choices in self._choices.values() for choice in choices.values())
-
-    def _still_open(self, choices: Iterable[Choice]) -> Iterator[Choice]:
-        """Each of `choices` unless it has ended when its turn comes: a sink may end others of its request."""
-        for choice in list(choices):
-            if self._choices.get(choice.key[0], {}).get(choice.key[1]) is choice:
-                yield choice
+        return iter(self._unfinished)
 
     # ---- the workers' side -------------------------------------------------------------------------------------------
 
@@ -173,14 +168,14 @@ class Dispatcher:
             self._sweep(now)
         elif now >= self._next_deadline:
             self._expire(now)
-        is_idle = not self._choices and not self.flushes.is_open and not any(self.registry.all())
+        is_idle = not self._unfinished and not self.flushes.is_open and not any(self.registry.all())
         return None if is_idle else min(self._next_sweep, self._next_deadline)
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def _current(self, sender: str, ref: ChoiceRef) -> Choice | None:
         """The choice this is about, if it comes from the worker and attempt that have it now."""
-        choice = self._choices.get(ref.request_id, {}).get(ref.choice)
+        choice = self._unfinished.find(ref.request_id, ref.choice)
         if choice is None or choice.attempt != ref.attempt or str(choice.worker) != sender:
             return None
         return choice
@@ -285,17 +280,19 @@ class Dispatcher:
         for worker, died in self._cluster.judge(now, repeats=repeats):
             self._lose(worker, now, died=died)
         self._expire(now)
-        for choice in self._still_open(self.iter_choices()):
+        for choice in self._unfinished:
             self._nudge(choice, now)
         self.flushes.expire(now)
 
     def _expire(self, now: float) -> None:
-        for choice in self._still_open(choice for choice in self.iter_choices() if choice.deadline <= now):
+        for choice in self._unfinished:
+            if choice.deadline > now:
+                continue
             if isinstance(choice.place, Stopping):
                 self._finish(choice, choice.finished(FinishReason.STOP))
             else:
                 self._abandon(choice, ErrorCode.DEADLINE, "the request's deadline has passed")
-        self._next_deadline = min((choice.deadline for choice in self.iter_choices()), default=float("inf"))
+        self._next_deadline = min((choice.deadline for choice in self._unfinished), default=float("inf"))
 
     def _nudge(self, choice: Choice, now: float) -> None:
         """Do what is due for a choice that waits for an answer or for a worker."""
@@ -309,22 +306,25 @@ class Dispatcher:
                     self._on_gap(choice)
                 else:
                     self._repeat(choice, Submitted(worker, now, num_repeats + 1, was_running))
-            case Running(_, heard_at) if now - heard_at >= limit and (end := choice.completion()) is not None:
-                self._finish(choice, end)  # only the word of its end was lost
-            case Running(worker, heard_at) if now - heard_at >= self._limits.running_silence_s:
-                self._repeat(choice, Submitted(worker, now, was_running=True))
+            case Running(worker, heard_at) if now - heard_at >= limit:
+                if (end := choice.completion()) is not None:
+                    self._finish(choice, end)  # only the word of its end was lost
+                elif now - heard_at >= self._limits.running_silence_s:
+                    self._repeat(choice, Submitted(worker, now, was_running=True))
             case Stopping(_, since) if now - since >= limit:
                 self._finish(choice, choice.finished(FinishReason.STOP))
 
     def _repeat(self, choice: Choice, asked: Submitted) -> None:
         """Ask again under the same attempt: a worker that has it says so, one that ended it stays silent."""
         choice.place = asked
-        self._send(str(asked.worker), Submit(choice.at_attempt(asked.sent_at), self._ranking(choice)))
+        self._send(str(asked.worker), Submit(choice.at_attempt(asked.sent_at), self._router.ranking(choice)))
 
     def _lose(self, worker: WorkerRef, now: float, *, died: bool) -> None:
         """Nothing more will come of this worker: its choices go elsewhere. Harmless if it turns out to live."""
         self.flushes.lost(str(worker))
-        for choice in self._still_open(choice for choice in self.iter_choices() if choice.worker == worker):
+        for choice in self._unfinished:
+            if choice.worker != worker:
+                continue
             self._send(str(worker), Cancel(choice.ref))
             if isinstance(choice.place, Stopping):
                 self._finish(choice, choice.finished(FinishReason.STOP))
@@ -351,60 +351,24 @@ class Dispatcher:
 
     def _place(self, choice: Choice, now: float) -> None:
         """Hand a queued choice to a worker, leave it queued, or fail it."""
-        num_tokens = choice.num_tokens
-        able = [record for record in self.registry.alive(DECODE) if record.join.capacity_tokens >= num_tokens]
-        free = [record for record in able if record.ref not in choice.refusals] if choice.refusals else able
-        if free:
-            self._hand_over(choice, self._pick(choice, free), now)
-        elif able:
-            self._wait_for_room(choice)
-        elif (capacity := self.capacity_tokens) is None:
-            self._wait_for_worker(choice, now)
-        elif capacity < num_tokens:
-            message = f"prompt and max_tokens need {num_tokens} tokens, more than any worker can hold"
-            self._fail(choice, ErrorCode.TOO_LONG, message)
-
-    def _wait_for_room(self, choice: Choice) -> None:
-        if choice.num_setbacks == 0:
-            is_full = ErrorCode.BUSY in choice.refusals.values()
-            code = ErrorCode.BUSY if is_full else ErrorCode.UNAVAILABLE
-            self._fail(choice, code, "no worker takes new requests now, try again later")
-
-    def _wait_for_worker(self, choice: Choice, now: float) -> None:
-        assert isinstance(choice.place, Queued)
-        if choice.attempt < 0:
-            self._fail(choice, ErrorCode.UNAVAILABLE, "no decode worker is available")
-        elif now - choice.place.since >= self._limits.resume_wait_s:
-            self._fail(choice, ErrorCode.WORKER_LOST, "its worker died and no other has taken its place")
-
-    def _pick(self, choice: Choice, free: list[WorkerRecord]) -> WorkerRecord:
-        choices = self._choices[choice.key[0]].values()
-        if len(choices) > 1:
-            siblings = {sibling.worker for sibling in choices if sibling is not choice}
-            together = [record for record in free if record.ref in siblings]
-            if together:
-                return together[0]
-        return self._policy.pick(choice.request.namespace, choice.request.prompt, free)
+        match self._router.route(choice, self._unfinished.siblings(choice), now):
+            case WorkerRecord() as record:
+                self._hand_over(choice, record, now)
+            case Refusal(code, message):
+                self._fail(choice, code, message)
 
     def _hand_over(self, choice: Choice, record: WorkerRecord, now: float) -> None:
         choice.attempt += 1
         choice.died.pop(record.ref, None)  # it was only silent
         self.counters["resubmitted"] += choice.attempt > 0
         self._set_place(choice, Submitted(record.ref, now))
-        request = choice.at_attempt(now)
-        self._policy.note(request.namespace, request.prompt, record.ref)
-        self._send(str(record.ref), Submit(request, self._ranking(choice)))
-
-    def _ranking(self, choice: Choice) -> tuple[str, ...]:
-        num_tokens = len(choice.request.prompt) + len(choice.tokens)
-        return rank_prefill(num_tokens, self.registry.alive(PREFILL))
+        self._policy.note_given(choice)
+        self._send(record.full_name, Submit(choice.at_attempt(now), self._router.ranking(choice)))
 
     def _set_place(self, choice: Choice, place: Queued | Submitted) -> None:
-        if choice.worker is not None:
-            self._open[choice.worker] -= 1
+        self.registry.count_open(choice.worker, -1)
         choice.place = place
-        if choice.worker is not None:
-            self._open[choice.worker] += 1
+        self.registry.count_open(choice.worker, 1)
 
     # ---- ends --------------------------------------------------------------------------------------------------------
 
@@ -415,11 +379,12 @@ class Dispatcher:
 
     def _finish(self, choice: Choice, finished: Finished) -> None:
         if choice.worker is not None and choice.request.cacheable:
-            held = np.concatenate([choice.request.prompt, np.array(choice.tokens, dtype=np.int32)])
-            self._policy.note(choice.request.namespace, held, choice.worker)
+            self._policy.note_finished(choice)
         self._remove(choice)
         self.counters["finished"] += 1
-        choice.sink.on_finished(structs.replace(finished, num_tokens=len(choice.tokens)))
+        if finished.num_tokens != len(choice.tokens):
+            finished = structs.replace(finished, num_tokens=len(choice.tokens))
+        choice.sink.on_finished(finished)
 
     def _fail(self, choice: Choice, code: ErrorCode, message: str) -> None:
         self._remove(choice)
@@ -428,7 +393,4 @@ class Dispatcher:
 
     def _remove(self, choice: Choice) -> None:
         self._set_place(choice, Queued(0.0))
-        siblings = self._choices[choice.key[0]]
-        del siblings[choice.key[1]]
-        if not siblings:
-            del self._choices[choice.key[0]]
+        self._unfinished.remove(choice)

@@ -1,36 +1,32 @@
-"""Which decode worker gets a request, and in which order prefill workers are offered to it. Pure decisions."""
+"""Which decode worker gets a choice, and in which order prefill workers are offered to it. Pure decisions."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from random import Random
 from typing import Protocol
 
-from headstart.core.arrays import Int32Array
-from headstart.core.messages import WorkerRef
-from headstart.gateway.prefix_index import PrefixIndex
+from headstart.gateway.choice import Choice
+from headstart.gateway.prefix_index import PrefixIndex, Trail
 from headstart.gateway.registry import WorkerRecord
 
-OpenChoices = Callable[[WorkerRef], int]
-"""Choices this gateway has open on a worker: newer than any heartbeat."""
 TOKENS_PER_CHOICE = 256
 """The price of one more choice on a worker, in tokens that another would have to compute."""
 
 
 class DecodePolicy(Protocol):
-    def pick(self, namespace: bytes, tokens: Int32Array, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
-        """The worker for a prompt; `candidates` is never empty."""
+    def pick(self, choice: Choice, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
+        """The worker for a choice; `candidates` is never empty."""
         ...
 
-    def note(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
-        """`worker` was given `tokens`, or has just finished them."""
+    def note_given(self, choice: Choice) -> None:
+        """Its worker was given the choice, and will hold its prompt."""
         ...
 
-
-def load_of(record: WorkerRecord, open_choices: OpenChoices) -> int:
-    """Choices on a worker: what it last said, or what we know to be there if that is more."""
-    load, num_open = record.load, open_choices(record.ref)
-    num_told = load.num_running + load.num_waiting
-    return num_told if num_told > num_open else num_open
+    def note_finished(self, choice: Choice) -> None:
+        """Its worker holds the prompt and the outputs. The last word on this choice."""
+        ...
 
 
 def cheapest(candidates: Sequence[WorkerRecord], costs: Sequence[int], rng: Random) -> WorkerRecord:
@@ -45,13 +41,15 @@ def cheapest(candidates: Sequence[WorkerRecord], costs: Sequence[int], rng: Rand
 class LeastLoaded:
     """The decode worker with the fewest choices; ties are drawn."""
 
-    open_choices: OpenChoices
     rng: Random
 
-    def pick(self, namespace: bytes, tokens: Int32Array, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
-        return cheapest(candidates, [load_of(record, self.open_choices) for record in candidates], self.rng)
+    def pick(self, choice: Choice, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
+        return cheapest(candidates, [record.num_choices for record in candidates], self.rng)
 
-    def note(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
+    def note_given(self, choice: Choice) -> None:
+        pass
+
+    def note_finished(self, choice: Choice) -> None:
         pass
 
 
@@ -63,48 +61,55 @@ class PrefixAffinity:
     wins over a few waiting requests and never over a long queue.
     """
 
-    open_choices: OpenChoices
     rng: Random
     index: PrefixIndex
     tokens_per_choice: int = TOKENS_PER_CHOICE
 
-    def pick(self, namespace: bytes, tokens: Int32Array, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
+    def pick(self, choice: Choice, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
         if len(candidates) == 1:
             return candidates[0]
-        weight, open_choices = self.tokens_per_choice, self.open_choices
-        costs = [weight * load_of(record, open_choices) for record in candidates]
-        held = self.index.match(namespace, tokens)
-        if held:
-            costs = [cost - held.get(record.ref, 0) for cost, record in zip(costs, candidates, strict=True)]
+        weight, held = self.tokens_per_choice, self.index.match(self._trail(choice))
+        costs = [weight * record.num_choices - held.get(record.full_name, 0) for record in candidates]
         return cheapest(candidates, costs, self.rng)
 
-    def note(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
-        self.index.record(namespace, tokens, worker)
+    def note_given(self, choice: Choice) -> None:
+        self.index.record(self._trail(choice), str(choice.worker))
+
+    def note_finished(self, choice: Choice) -> None:
+        trail = self._trail(choice)
+        trail.extend(array("i", choice.tokens).tobytes())
+        self.index.record(trail, str(choice.worker))
+
+    def _trail(self, choice: Choice) -> Trail:
+        """Of the prompt: hashed once, however often the choice is handed over."""
+        if choice.trail is None:
+            choice.trail = self.index.trail(choice.request.namespace, choice.request.prompt)
+        return choice.trail
 
 
-MakePolicy = Callable[[OpenChoices, Random], DecodePolicy]
+MakePolicy = Callable[[Random], DecodePolicy]
 
 
-def prefix_affinity(open_choices: OpenChoices, rng: Random) -> DecodePolicy:
-    return PrefixAffinity(open_choices, rng, PrefixIndex())
+def prefix_affinity(rng: Random) -> DecodePolicy:
+    return PrefixAffinity(rng, PrefixIndex())
 
 
-def least_loaded(open_choices: OpenChoices, rng: Random) -> DecodePolicy:
-    return LeastLoaded(open_choices, rng)
+def least_loaded(rng: Random) -> DecodePolicy:
+    return LeastLoaded(rng)
 
 
 POLICIES: dict[str, MakePolicy] = {"cache_aware": prefix_affinity, "least_loaded": least_loaded}
 """By --load-balance-method."""
 
+_queue = attrgetter("num_queued_tokens")
 
-def rank_prefill(num_tokens: int, workers: Sequence[WorkerRecord]) -> tuple[str, ...]:
-    """Names of the prefill workers that can hold `num_tokens`, the shortest queue first.
+
+def rank_prefill(num_tokens: int, by_name: Sequence[WorkerRecord]) -> tuple[str, ...]:
+    """Names of prefill workers, the shortest queue first, and of equals as they are given. All can hold `num_tokens`.
 
     The first is charged with the prompt until its next heartbeat says what became of it.
     """
-    able = {record.ref.name: record for record in workers if record.join.capacity_tokens >= num_tokens}
-    queues = sorted([(record.load.queued_tokens + record.unreported_tokens, name) for name, record in able.items()])
-    ranking = tuple([name for _, name in queues])
+    ranking = sorted(by_name, key=_queue)
     if ranking:
-        able[ranking[0]].unreported_tokens += num_tokens
-    return ranking
+        ranking[0].num_queued_tokens += num_tokens
+    return tuple([record.ref.name for record in ranking])

@@ -3,10 +3,33 @@
 A guess that costs nothing to be wrong about: the decode worker's own radix cache decides what is reused.
 """
 
-from collections import OrderedDict
+from itertools import islice
 
 from headstart.core.arrays import Int32Array
-from headstart.core.messages import WorkerRef
+
+MAX_HOLDERS = 4
+"""Workers remembered for one chunk, the latest ones."""
+
+
+class Trail:
+    """The hash chain of one sequence: a key for each of its whole chunks, which names the chunk and all before it."""
+
+    def __init__(self, namespace: bytes, chunk_len: int) -> None:
+        self.keys: list[int] = []
+        self._chunk_bytes = chunk_len * 4
+        self._rest = b""  # tokens behind the last whole chunk
+        self._last = hash(namespace)
+
+    def extend(self, tokens: bytes) -> None:
+        """The sequence goes on with `tokens`, int32.
+
+        The interpreter's hash of bytes: keyed afresh in every process, and far cheaper than a digest.
+        """
+        raw, step, key = self._rest + tokens, self._chunk_bytes, self._last
+        for start in range(0, len(raw) - step + 1, step):
+            key = hash((key, raw[start : start + step]))
+            self.keys.append(key)
+        self._rest, self._last = raw[len(raw) // step * step :], key
 
 
 class PrefixIndex:
@@ -15,22 +38,33 @@ class PrefixIndex:
     def __init__(self, chunk_len: int = 64, max_chunks: int = 200_000) -> None:
         self._chunk_len = chunk_len
         self._max_chunks = max_chunks
-        self._holders: OrderedDict[int, tuple[WorkerRef, ...]] = OrderedDict()
-        self._matched: tuple[bytes, Int32Array, list[int]] | None = None
+        self._holders: dict[int, tuple[str, ...]] = {}  # the longest unused first
 
-    def record(self, namespace: bytes, tokens: Int32Array, worker: WorkerRef) -> None:
-        """`worker` is about to hold, or holds, KV of `tokens` [n]."""
-        known = self._holders
-        for key in self._chain_of(namespace, tokens):
-            holders = known.pop(key, ())
-            known[key] = holders if worker in holders else (*holders, worker)[-4:]
-        while len(self._holders) > self._max_chunks:
-            self._holders.popitem(last=False)
+    def trail(self, namespace: bytes, tokens: Int32Array) -> Trail:
+        """What `record` and `match` know a sequence by."""
+        trail = Trail(namespace, self._chunk_len)
+        trail.extend(tokens.tobytes())
+        return trail
 
-    def match(self, namespace: bytes, tokens: Int32Array) -> dict[WorkerRef, int]:
-        """Tokens of the prompt each worker probably holds; workers that hold nothing are absent."""
-        held: dict[WorkerRef, int] = {}
-        for depth, key in enumerate(self._chain_of(namespace, tokens), start=1):
+    def record(self, trail: Trail, worker: str) -> None:
+        """`worker` is about to hold, or holds, KV of the sequence."""
+        known, alone = self._holders, (worker,)
+        for key in trail.keys:
+            holders = known.pop(key, alone)
+            known[key] = holders if worker in holders else (*holders, worker)[-MAX_HOLDERS:]
+        if len(known) > self._max_chunks:
+            self._forget()
+
+    def _forget(self) -> None:
+        """A few more than must go: to find the oldest, a dict passes by all that was moved behind them."""
+        num_kept = self._max_chunks - self._max_chunks // 64
+        for key in list(islice(self._holders, len(self._holders) - num_kept)):
+            del self._holders[key]
+
+    def match(self, trail: Trail) -> dict[str, int]:
+        """Tokens of the sequence each worker probably holds; workers that hold nothing are absent."""
+        held: dict[str, int] = {}
+        for depth, key in enumerate(trail.keys, start=1):
             holders = self._holders.get(key)
             if holders is None:
                 break
@@ -40,22 +74,3 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._holders)
-
-    def _chain_of(self, namespace: bytes, tokens: Int32Array) -> list[int]:
-        """A prompt is matched and recorded in a row: its chain is made once."""
-        if self._matched is not None and self._matched[1] is tokens and self._matched[0] == namespace:
-            return self._matched[2]
-        chain = self._chain(namespace, tokens)
-        self._matched = None if tokens.flags.writeable else (namespace, tokens, chain)
-        return chain
-
-    def _chain(self, namespace: bytes, tokens: Int32Array) -> list[int]:
-        """The interpreter's hash of bytes: keyed afresh in every process, and far cheaper than a digest."""
-        raw = tokens.astype("<i4", copy=False).tobytes()
-        step = self._chunk_len * 4
-        chain: list[int] = []
-        key = hash(namespace)
-        for start in range(0, len(raw) - step + 1, step):
-            key = hash((key, raw[start : start + step]))
-            chain.append(key)
-        return chain

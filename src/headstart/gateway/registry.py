@@ -12,9 +12,10 @@ ended    its process is gone; nothing brings this incarnation back
 Peers see dead and ended alike: whether pages may be reused is decided by WorkerExited, not here. One record a name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from headstart.core.messages import Heartbeat, Join, Membership, PeerState, WorkerLoad, WorkerRef
 from headstart.gateway.limits import DispatchLimits
@@ -27,7 +28,7 @@ class WorkerState(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WorkerRecord:
     """One worker process as the gateway knows it."""
 
@@ -36,11 +37,26 @@ class WorkerRecord:
     loop_age_s: float = 0.0  # as of heard_at
     load: WorkerLoad = field(default_factory=WorkerLoad)
     state: WorkerState = WorkerState.ALIVE
-    unreported_tokens: int = 0  # prompt tokens ranked onto this prefill worker since its last heartbeat
+    num_open: int = 0  # choices that this gateway has here
+    num_choices: int = 0  # what it last said, or what we know to be there if that is more
+    num_queued_tokens: int = 0  # what it last said, and the prompts ranked onto this prefill worker since
     ref: WorkerRef = field(init=False)
+    full_name: str = field(init=False)  # who it is as a sender and a recipient
 
     def __post_init__(self) -> None:
         self.ref = self.join.worker
+        self.full_name = str(self.ref)
+
+    def take_load(self, load: WorkerLoad) -> None:
+        self.load = load
+        self.num_queued_tokens = load.queued_tokens
+        self.count_open(0)
+
+    def count_open(self, change: int) -> None:
+        """So many choices of this gateway more."""
+        self.num_open += change
+        num_told = self.load.num_running + self.load.num_waiting
+        self.num_choices = max(num_told, self.num_open)
 
     @property
     def is_alive(self) -> bool:
@@ -51,6 +67,14 @@ class WorkerRecord:
         return self.state is WorkerState.ALIVE or self.state is WorkerState.SUSPECT
 
 
+class _Alive(NamedTuple):
+    """Those of a role that take new work."""
+
+    in_order: list[WorkerRecord]  # of their joining
+    by_name: list[WorkerRecord]
+    least_capacity: int  # tokens that each of them can hold
+
+
 class Registry:
     """Records of workers by name. Judges silence against the time it is given."""
 
@@ -58,6 +82,7 @@ class Registry:
         self._limits = limits
         self._records: dict[str, WorkerRecord] = {}
         self._by_role: dict[str, dict[str, WorkerRecord]] = {}
+        self._alive: dict[str, _Alive] = {}  # by role; forgotten whenever a record or a state changes
         self._ended: dict[str, int] = {}  # name -> latest incarnation known to have ended
         self._judged_at: float | None = None
         self._membership = Membership(())  # as last told
@@ -82,6 +107,7 @@ class Registry:
         if known is not None and known.join.role != message.role:
             del self._by_role[known.join.role][ref.name]
         self._by_role.setdefault(message.role, {})[ref.name] = record
+        self._alive.clear()
         if known is None:
             return None
         self._ended[ref.name] = known.ref.incarnation
@@ -94,8 +120,7 @@ class Registry:
             return False
         record.heard_at = now
         record.loop_age_s = message.loop_age_s
-        record.load = message.load
-        record.unreported_tokens = 0
+        record.take_load(message.load)
         return True
 
     def end(self, ref: WorkerRef) -> bool:
@@ -105,6 +130,7 @@ class Registry:
         if record is None or record.state is WorkerState.ENDED:
             return False
         record.state = WorkerState.ENDED
+        self._alive.clear()
         return True
 
     def judge(self, now: float) -> list[WorkerRecord]:
@@ -124,6 +150,8 @@ class Registry:
             if state is not record.state:
                 record.state = state
                 changed.append(record)
+        if changed:
+            self._alive.clear()
         return changed
 
     def get(self, ref: WorkerRef) -> WorkerRecord | None:
@@ -133,8 +161,24 @@ class Registry:
     def of_role(self, role: str) -> Iterator[WorkerRecord]:
         return iter(self._by_role.get(role, {}).values())
 
-    def alive(self, role: str) -> list[WorkerRecord]:
-        return [record for record in self.of_role(role) if record.state is WorkerState.ALIVE]
+    def alive(self, role: str, num_tokens: int = 0) -> Sequence[WorkerRecord]:
+        """Those that take new work and can hold `num_tokens`, in the order of their joining."""
+        alive = self._look_alive(role)
+        return alive.in_order if num_tokens <= alive.least_capacity else _able(alive.in_order, num_tokens)
+
+    def alive_by_name(self, role: str, num_tokens: int) -> Sequence[WorkerRecord]:
+        """The same in the order of their names."""
+        alive = self._look_alive(role)
+        return alive.by_name if num_tokens <= alive.least_capacity else _able(alive.by_name, num_tokens)
+
+    def capacity_tokens(self, role: str) -> int | None:
+        """What the largest of a role can hold; None while none is known."""
+        return max([record.join.capacity_tokens for record in self.of_role(role) if record.may_return], default=None)
+
+    def count_open(self, ref: WorkerRef | None, change: int) -> None:
+        """This gateway has given a choice to a worker, or taken it away. One that was replaced is not counted."""
+        if ref is not None and (record := self.get(ref)) is not None:
+            record.count_open(change)
 
     def all(self) -> Iterator[WorkerRecord]:
         return iter(self._records.values())
@@ -149,6 +193,13 @@ class Registry:
             self._membership = Membership(peers)
         return self._membership
 
+    def _look_alive(self, role: str) -> _Alive:
+        if (alive := self._alive.get(role)) is None:
+            records = [record for record in self.of_role(role) if record.is_alive]
+            least = min([record.join.capacity_tokens for record in records], default=0)
+            alive = self._alive[role] = _Alive(records, sorted(records, key=lambda record: record.ref.name), least)
+        return alive
+
     def _state(self, record: WorkerRecord, now: float) -> WorkerState:
         if record.state is WorkerState.ENDED:
             return WorkerState.ENDED
@@ -158,6 +209,10 @@ class Registry:
         if silence > self._limits.suspect_after_s or record.loop_age_s > self._limits.stale_loop_s:
             return WorkerState.SUSPECT
         return WorkerState.ALIVE
+
+
+def _able(records: list[WorkerRecord], num_tokens: int) -> list[WorkerRecord]:
+    return [record for record in records if record.join.capacity_tokens >= num_tokens]
 
 
 def _public_state(state: WorkerState) -> str:

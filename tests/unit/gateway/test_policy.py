@@ -1,15 +1,20 @@
 """Where requests go: to the prefix unless the queue there is too long, and to the shortest queue otherwise."""
 
+from itertools import pairwise
 from random import Random
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from headstart.core.arrays import int32_array
-from headstart.core.messages import Submit, WorkerLoad
+from headstart.core.messages import Heartbeat, Join, Submit, WorkerLoad, WorkerRef
 from headstart.gateway.dispatch import Dispatcher
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import least_loaded
 from headstart.gateway.prefix_index import PrefixIndex
+from headstart.gateway.registry import Registry
 
-from .world import World, make_request
+from .world import SPEC, World, make_request
 
 SHARED = list(range(2000))
 
@@ -59,20 +64,41 @@ def test_what_was_generated_counts_as_held_too():
 
 def test_tenants_do_not_see_each_others_prefixes():
     index = PrefixIndex(chunk_len=4)
-    ref = World().join("decode-0")
-    index.record(b"a", int32_array(range(8)), ref)
-    assert index.match(b"a", int32_array(range(10))) == {ref: 8}
-    assert index.match(b"b", int32_array(range(10))) == {}
+    ref = "decode-0#1"
+    index.record(index.trail(b"a", int32_array(range(8))), ref)
+    assert index.match(index.trail(b"a", int32_array(range(10)))) == {ref: 8}
+    assert index.match(index.trail(b"b", int32_array(range(10)))) == {}
 
 
 def test_the_index_is_bounded_and_forgets_the_oldest():
     index = PrefixIndex(chunk_len=4, max_chunks=10)
-    ref = World().join("decode-0")
+    ref = "decode-0#1"
     for start in range(100):
-        index.record(b"", int32_array(range(start, start + 8)), ref)
+        index.record(index.trail(b"", int32_array(range(start, start + 8))), ref)
     assert len(index) == 10
-    assert index.match(b"", int32_array(range(99, 107))) == {ref: 8}
-    assert index.match(b"", int32_array(range(8))) == {}
+    assert index.match(index.trail(b"", int32_array(range(99, 107)))) == {ref: 8}
+    assert index.match(index.trail(b"", int32_array(range(8)))) == {}
+
+
+def test_what_is_used_again_is_forgotten_last_and_a_full_index_forgets_little_at_once():
+    index = PrefixIndex(chunk_len=4, max_chunks=640)
+    ref = "decode-0#1"
+    trails = [index.trail(b"", int32_array(range(start, start + 8))) for start in range(321)]
+    for trail in trails[:320]:
+        index.record(trail, ref)
+    index.record(trails[0], ref)
+    index.record(trails[320], ref)
+    assert [index.match(trail) == {} for trail in trails] == [0 < start <= 6 for start in range(321)]
+
+
+@given(st.lists(st.integers(0, 9), max_size=40), st.lists(st.integers(0, 40), max_size=4))
+def test_a_trail_that_is_extended_is_the_trail_of_the_whole_sequence(tokens: list[int], cuts: list[int]):
+    index = PrefixIndex(chunk_len=4)
+    trail, bounds = index.trail(b"a", int32_array(())), [0, *sorted(cuts), len(tokens)]
+    for start, stop in pairwise(bounds):
+        trail.extend(int32_array(tokens[start:stop]).tobytes())
+    assert trail.keys == index.trail(b"a", int32_array(tokens)).keys
+    assert len(trail.keys) == len(tokens) // 4
 
 
 def test_least_loaded_counts_what_workers_report_and_what_is_under_way():
@@ -113,3 +139,51 @@ def test_a_suspect_prefill_worker_is_not_offered():
     world.run(1.6)
     world.dispatcher.submit(make_request(), type("Sink", (), {})())
     assert world.submitted()[1].prefill_ranking == ()
+
+
+def test_who_takes_new_work_is_known_anew_after_every_change():
+    registry = Registry(DispatchLimits())
+
+    def names(num_tokens=0):
+        by_name = [record.ref.name for record in registry.alive_by_name("decode", num_tokens)]
+        assert by_name == sorted(record.ref.name for record in registry.alive("decode", num_tokens))
+        return by_name
+
+    def join(name, incarnation=1, capacity=100, role="decode"):
+        registry.join(Join(WorkerRef(name, incarnation), role, SPEC, "", capacity), now=0.0)
+
+    join("b")
+    assert names() == ["b"]
+    join("a", capacity=50)
+    assert names() == names(50) == ["a", "b"]
+    assert names(51) == ["b"]
+    assert names(101) == []
+    registry.heartbeat(Heartbeat(WorkerRef("a", 1), 0.0, WorkerLoad()), now=2.0)
+    registry.judge(2.0)
+    assert names() == ["a"]
+    registry.heartbeat(Heartbeat(WorkerRef("b", 1), 0.0, WorkerLoad()), now=2.0)
+    registry.judge(2.0)
+    assert names() == ["a", "b"]
+    registry.end(WorkerRef("a", 1))
+    assert names(60) == names() == ["b"]
+    join("b", incarnation=2, capacity=20)
+    assert names(20) == ["b"]
+    assert names(21) == []
+    join("b", incarnation=3, role="prefill")
+    assert names() == []
+
+
+def test_a_worker_has_as_many_choices_as_it_says_or_as_are_known_to_be_there():
+    registry, ref = Registry(DispatchLimits()), WorkerRef("a", 1)
+    registry.join(Join(ref, "decode", SPEC, "", 100), now=0.0)
+    (record,) = registry.alive("decode")
+    registry.count_open(ref, 3)
+    assert record.num_choices == 3
+    registry.heartbeat(Heartbeat(ref, 0.0, WorkerLoad(num_running=3, num_waiting=2)), now=0.0)
+    assert record.num_choices == 5
+    registry.count_open(ref, 4)
+    assert record.num_choices == 7
+    registry.count_open(ref, -7)
+    assert record.num_choices == 5
+    registry.heartbeat(Heartbeat(ref, 0.0, WorkerLoad()), now=0.0)
+    assert record.num_choices == 0

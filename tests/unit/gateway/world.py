@@ -149,4 +149,4 @@ class World:
     def check(self) -> None:
         """Nothing is left behind once everything has ended."""
         assert self.dispatcher.num_unfinished == 0
-        assert not +self.dispatcher._open
+        assert not any(record.num_open for record in self.dispatcher.registry.all())

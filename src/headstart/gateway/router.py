@@ -1,0 +1,73 @@
+"""Picks the workers for a choice: the one that decodes it, and in which order it may ask those that prefill."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from headstart.core.errors import ErrorCode
+from headstart.gateway.choice import Choice, Queued
+from headstart.gateway.cluster import DECODE, PREFILL
+from headstart.gateway.limits import DispatchLimits
+from headstart.gateway.policy import DecodePolicy, rank_prefill
+from headstart.gateway.registry import Registry, WorkerRecord
+
+
+class Refusal(NamedTuple):
+    """No worker will take the choice."""
+
+    code: ErrorCode
+    message: str
+
+
+class Router:
+    def __init__(self, registry: Registry, policy: DecodePolicy, limits: DispatchLimits) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._limits = limits
+
+    def route(self, choice: Choice, siblings: Collection[Choice], now: float) -> WorkerRecord | Refusal | None:
+        """The worker for a queued choice; None where it has to wait for one. `siblings`: all of its request."""
+        num_tokens = choice.num_tokens
+        able = self._registry.alive(DECODE, num_tokens)
+        free = [record for record in able if record.ref not in choice.refusals] if choice.refusals else able
+        if free:
+            return self._pick(choice, siblings, free)
+        if able:
+            return _without_room(choice)
+        capacity = self._registry.capacity_tokens(DECODE)
+        if capacity is None:
+            return self._without_workers(choice, now)
+        if capacity < num_tokens:
+            message = f"prompt and max_tokens need {num_tokens} tokens, more than any worker can hold"
+            return Refusal(ErrorCode.TOO_LONG, message)
+        return None
+
+    def ranking(self, choice: Choice) -> tuple[str, ...]:
+        """Names of prefill workers, best first."""
+        num_tokens = len(choice.request.prompt) + len(choice.tokens)
+        return rank_prefill(num_tokens, self._registry.alive_by_name(PREFILL, num_tokens))
+
+    def _pick(self, choice: Choice, siblings: Collection[Choice], free: Sequence[WorkerRecord]) -> WorkerRecord:
+        """Choices of a request stay together."""
+        if len(siblings) > 1:
+            taken = {sibling.worker for sibling in siblings if sibling is not choice}
+            together = [record for record in free if record.ref in taken]
+            if together:
+                return together[0]
+        return self._policy.pick(choice, free)
+
+    def _without_workers(self, choice: Choice, now: float) -> Refusal | None:
+        assert isinstance(choice.place, Queued)
+        if choice.attempt < 0:
+            return Refusal(ErrorCode.UNAVAILABLE, "no decode worker is available")
+        if now - choice.place.since >= self._limits.resume_wait_s:
+            return Refusal(ErrorCode.WORKER_LOST, "its worker died and no other has taken its place")
+        return None
+
+
+def _without_room(choice: Choice) -> Refusal | None:
+    """Only one that was refused by every worker at its first try is sent away."""
+    if choice.num_setbacks > 0:
+        return None
+    is_full = ErrorCode.BUSY in choice.refusals.values()
+    code = ErrorCode.BUSY if is_full else ErrorCode.UNAVAILABLE
+    return Refusal(code, "no worker takes new requests now, try again later")

@@ -1,0 +1,51 @@
+"""The choices that have neither finished nor failed, by request."""
+
+from collections.abc import Collection, Iterable, Iterator
+
+from headstart.gateway.choice import Choice
+
+
+class Unfinished:
+    """Looks choices up. Whoever goes through them may end some of them on the way."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, dict[int, Choice]] = {}
+        self._num_choices = 0
+
+    def __len__(self) -> int:
+        return self._num_choices
+
+    def __iter__(self) -> Iterator[Choice]:
+        """Each choice, unless it has ended when its turn comes: a sink may end others of its request."""
+        return _still_open([choice for choices in self._requests.values() for choice in choices.values()])
+
+    def find(self, request_id: str, choice_index: int) -> Choice | None:
+        choices = self._requests.get(request_id)
+        return None if choices is None else choices.get(choice_index)
+
+    def of_request(self, request_id: str) -> Iterator[Choice]:
+        """As `iter`."""
+        return _still_open(list(self._requests.get(request_id, {}).values()))
+
+    def siblings(self, choice: Choice) -> Collection[Choice]:
+        """All choices of its request, itself among them."""
+        return self._requests[choice.key[0]].values()
+
+    def add(self, choice: Choice) -> None:
+        request_id, index = choice.key
+        choices = self._requests.setdefault(request_id, {})
+        self._num_choices += index not in choices
+        choices[index] = choice
+
+    def remove(self, choice: Choice) -> None:
+        request_id, index = choice.key
+        choices = self._requests[request_id]
+        del choices[index]
+        if not choices:
+            del self._requests[request_id]
+        self._num_choices -= 1
+        choice.is_open = False
+
+
+def _still_open(choices: Iterable[Choice]) -> Iterator[Choice]:
+    return (choice for choice in choices if choice.is_open)
