@@ -5,13 +5,10 @@ whole pages are written as soon as its step is out. `prefill_calls` has the stat
 invariant; `prefill_share` says how calls share the steps.
 """
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from headstart.core.arrays import EMPTY
 from headstart.core.batch import Batch, BatchOutput, Row
@@ -25,7 +22,6 @@ from headstart.core.messages import (
     Flush,
     Flushed,
     Hello,
-    KillRequest,
     Message,
     Prefill,
     PrefillDone,
@@ -40,9 +36,11 @@ from headstart.scheduler.admission import MAX_OVERTAKEN
 from headstart.scheduler.contract import Send
 from headstart.scheduler.limits import PrefillLimits
 from headstart.scheduler.prefill_calls import Call, CallKey, Chunk, Ending, Run
+from headstart.scheduler.prefill_faults import fault_in
+from headstart.scheduler.prefill_kills import KillRequests
 from headstart.scheduler.prefill_peers import PrefillPeers
 from headstart.scheduler.prefill_share import has_room, share_out
-from headstart.scheduler.prefill_writes import OpenWrites, Write
+from headstart.scheduler.prefill_writes import OpenWrites
 from headstart.transfer.contract import (
     Completed,
     PageDigests,
@@ -52,9 +50,6 @@ from headstart.transfer.contract import (
     Transport,
     WriteFailed,
 )
-
-OVERDUE_SHARE = 0.1
-"""Share of the pool that overdue writes may pin before the end of a peer is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +73,12 @@ class PrefillScheduler:
         self._cache = cache
         self._ports = ports
         self._peers = PrefillPeers(worker, kv_spec, limits, ports.transport)
-        self._writes = OpenWrites(worker, kv_spec.page_size, cache, ports.transport, ports.digests)
+        self._writes = OpenWrites(worker, kv_spec.page_size, ports.transport, ports.digests)
+        self._kills = KillRequests(cache.num_pages, limits.kill_after_s, self._writes, self._peers)
         self._waiting: list[Call] = []
         self._runs: dict[CallKey, Run] = {}
         self._step_id = 0
         self._launched: list[Chunk] | None = None
-        self._kill_asked: dict[str, float] = {}
         self._is_draining = False
         self._counters: Counter[str] = Counter()
 
@@ -139,7 +134,7 @@ class PrefillScheduler:
             return ErrorCode.UNAVAILABLE, "this prefill worker is draining"
         if not self._peers.is_connected(sender):
             return ErrorCode.UNAVAILABLE, "no connection to the caller's KV pool"
-        if (fault := self._malformed(message)) is not None:
+        if (fault := fault_in(message, self._page_size, self._limits.vocab_size)) is not None:
             return ErrorCode.INVALID, fault
         if len(message.tokens) > self._limits.capacity_tokens:
             return ErrorCode.TOO_LONG, f"{len(message.tokens)} tokens; {self._limits.capacity_tokens} fit here"
@@ -154,20 +149,6 @@ class PrefillScheduler:
         """Prompt tokens of a caller's calls that wait or compute: never more than the caller counts itself."""
         running = sum(run.call.end for run in self._runs_of(peer) if run.num_to_compute)
         return running + sum(call.end for call in self._waiting if call.peer == peer)
-
-    def _malformed(self, message: Prefill) -> str | None:
-        end, dst = len(message.tokens), message.dst_pages
-        if not 0 <= message.start < end or message.start % self._page_size:
-            return f"start {message.start} is not a page-aligned position before {end}"
-        if len(dst) != pages_for(end - message.start, self._page_size):
-            return f"{len(dst)} target pages for positions [{message.start}, {end})"
-        if dst.min() < 0 or len(np.unique(dst)) != len(dst):
-            return "target pages are negative or repeated"
-        if not 0 <= int(message.tokens.min()) <= int(message.tokens.max()) < self._limits.vocab_size:
-            return "a token id is not in the vocabulary"
-        if not math.isfinite(message.remaining_s):
-            return "remaining_s is not finite"
-        return None
 
     def _refuse(self, sender: str, message: Prefill, code: ErrorCode, reason: str) -> None:
         self._peers.ended(sender).add(message.ref)
@@ -196,7 +177,7 @@ class PrefillScheduler:
         for run in self._runs_of(name):
             self._end(run, None)
         self._peers.forget(worker)
-        self._kill_asked.pop(name, None)
+        self._kills.forget(name)
 
     # ---- transfer ----------------------------------------------------------------------------------------------------
 
@@ -250,7 +231,6 @@ class PrefillScheduler:
             tokens = message.tokens[run.num_computed : stop]
             rows.append(Row(len(rows), tokens, run.num_computed, pages, namespace=message.namespace))
             chunks.append(Chunk(run, num_new, pages))
-            self._cache.hold(pages)
         if not rows:
             return None
         self._step_id += 1
@@ -262,7 +242,8 @@ class PrefillScheduler:
             raise InvariantError(f"output of step {output.step_id}, which is not in flight")
         chunks, self._launched = self._launched, None
         for chunk in chunks:
-            self._cache.unhold(chunk.pages)
+            if chunk.is_held:
+                self._cache.unhold(chunk.pages)
             self._counters["tokens_computed"] += chunk.num_new
             run, message = chunk.run, chunk.run.call.message
             if run.ending is not None:
@@ -278,10 +259,10 @@ class PrefillScheduler:
         now = self._ports.clock.now()
         self._expire(now)
         self._admit()
-        self._ask_for_kills(now)
         times = [call.deadline for call in self._waiting]
         times += [run.call.deadline for run in self._runs.values() if run.ending is None]
         if len(self._writes) > 0:
+            self._kills.ask(now, self._ports.send, self._counters)
             times.append(now + self._limits.kill_after_s)
         return min(times, default=None)
 
@@ -333,24 +314,6 @@ class PrefillScheduler:
         self._post(run)
         return True
 
-    def _ask_for_kills(self, now: float) -> None:
-        """A peer that stalls writes past their deadline pins our pages, and only its end can give them back."""
-        overdue = self._writes.overdue(now)
-        num_pages = {name: sum(len(write.pages) for write in writes) for name, writes in overdue.items()}
-        if sum(num_pages.values()) <= OVERDUE_SHARE * self._cache.num_pages:
-            return
-        for name, writes in overdue.items():
-            worker = self._peers.worker(name)
-            if worker is not None and now >= self._kill_time(name, writes):
-                self._kill_asked[name] = now
-                self._counters["kill_requests"] += 1
-                reason = f"{num_pages[name]} pages are pinned by writes past their deadline"
-                self._ports.send("gateway", KillRequest(worker, reason))
-
-    def _kill_time(self, name: str, writes: list[Write]) -> float:
-        since = self._kill_asked.get(name, min(write.run.call.deadline for write in writes))
-        return since + self._limits.kill_after_s
-
     # ---- endings -----------------------------------------------------------------------------------------------------
 
     def _runs_of(self, peer: str) -> list[Run]:
@@ -375,6 +338,7 @@ class PrefillScheduler:
             return
         message = run.call.message
         del self._runs[run.call.key]
+        self._leave_to_step(run)
         self._cache.release(run.lease)
         if run.ending is None:
             self._counters["completed_calls"] += 1
@@ -382,6 +346,13 @@ class PrefillScheduler:
         if run.ending.answer is not None:
             self._peers.ended(run.call.peer).add(message.ref)
             self._ports.send(run.call.peer, run.ending.answer)
+
+    def _leave_to_step(self, run: Run) -> None:
+        """Its lease is about to go: have the step in flight hold the pages that it may touch."""
+        for chunk in self._launched or ():
+            if chunk.run is run:
+                self._cache.hold(chunk.pages)
+                chunk.is_held = True
 
     # ---- load --------------------------------------------------------------------------------------------------------
 
@@ -405,10 +376,12 @@ class PrefillScheduler:
         )
 
     def check(self) -> None:
-        """Raise InvariantError unless every open write belongs to an open run that leases and holds its pages."""
+        """Raise InvariantError unless every open write belongs to an open run that leases its pages."""
         self._cache.check()
         self._writes.check(self._runs.values())
         if self._runs.keys() & {call.key for call in self._waiting}:
             raise InvariantError("a call waits and runs")
         if any(run.ending is not None and not run.handles for run in self._runs.values()):
             raise InvariantError("a run has ended, has no open write, and was not answered")
+        if any(chunk.run.call.key not in self._runs and not chunk.is_held for chunk in self._launched or ()):
+            raise InvariantError("a step is in flight, and nothing keeps a page that it may touch")

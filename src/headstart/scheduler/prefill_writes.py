@@ -1,32 +1,27 @@
 """Open writes of a prefill worker: what was posted, the source pages each may still read, and which are overdue."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headstart.core.arrays import Int32Array
 from headstart.core.errors import InvariantError
 from headstart.core.messages import ChunkNotice, WorkerRef, encode_notice
-from headstart.kv.cache import PrefixCache
 from headstart.scheduler.prefill_calls import Run
 from headstart.scheduler.seals import seal
 from headstart.transfer.contract import PageDigests, Transport
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
-    """An open handle. Its source pages are held in the cache until it has ended."""
+class Write(NamedTuple):
+    """An open handle. Its source pages are leased by its run until it has ended."""
 
     run: Run
     pages: Int32Array
 
 
 class OpenWrites:
-    def __init__(
-        self, worker: WorkerRef, page_size: int, cache: PrefixCache, transport: Transport, digests: PageDigests
-    ) -> None:
+    def __init__(self, worker: WorkerRef, page_size: int, transport: Transport, digests: PageDigests) -> None:
         self._worker = worker
         self._page_size = page_size
-        self._cache = cache
         self._transport = transport
         self._digests = digests
         self._writes: dict[int, Write] = {}
@@ -43,7 +38,6 @@ class OpenWrites:
         seals = self._seals(run, src) if message.verify else b""
         notice = ChunkNotice(self._worker, message.ref, cursor - first, limit - cursor, run.hit_len, seals)
         handle = self._transport.write(run.call.peer, src, dst, encode_notice(notice))
-        self._cache.hold(src)
         self._writes[handle] = Write(run, src)
         run.handles.add(handle)
         run.cursor = limit
@@ -58,7 +52,6 @@ class OpenWrites:
         write = self._writes.pop(handle, None)
         if write is None:
             return None
-        self._cache.unhold(write.pages)
         write.run.handles.remove(handle)
         return write.run
 
@@ -74,7 +67,9 @@ class OpenWrites:
         return late
 
     def check(self, runs: Iterable[Run]) -> None:
-        """Raise InvariantError unless open writes and the handles of open runs are the same."""
+        """Raise InvariantError unless open writes and the handles of open runs are the same, and their pages leased."""
         handles = {handle: run for run in runs for handle in run.handles}
         if {handle: write.run for handle, write in self._writes.items()} != handles:
             raise InvariantError("an open write has no open run, or a run an unknown write")
+        if any(not set(write.pages.tolist()) <= set(write.run.lease.pages.tolist()) for write in self._writes.values()):
+            raise InvariantError("an open write may read a page that its run does not lease")

@@ -452,6 +452,21 @@ def test_behaviour_36_a_cancel_is_answered_only_when_no_write_is_open(passes: in
     assert rig.is_clean()
 
 
+def test_the_step_in_flight_keeps_the_pages_of_a_cancelled_call_until_it_is_out() -> None:
+    rig = Rig()
+    caller = rig.caller()
+    caller.call(1, prompt(40))
+    rig.run_pass()
+    assert rig.cache.counts().private == 10
+    caller.cancel(1)
+    (answer,) = caller.take_mail()
+    assert isinstance(answer, TicketClosed)
+    assert (rig.cache.counts().inflight, rig.cache.counts().free) == (4, 60)
+    rig.scheduler.check()
+    rig.run()
+    assert rig.is_clean()
+
+
 def test_repeated_cancels_of_a_running_call_get_one_answer() -> None:
     rig = Rig(transfer_s=0.05)
     caller = rig.caller()
