@@ -22,7 +22,6 @@ from headstart.core.arrays import EMPTY, int32_array
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Failed, Finished, TokenDelta, WorkerRef
 from headstart.core.request import ChoiceRef, FinishReason, Request, RequestStats
-from headstart.gateway.prefix_index import Trail
 
 
 class Sink(Protocol):
@@ -76,7 +75,6 @@ class Choice:
     died: dict[WorkerRef, float] = field(default_factory=dict)  # workers that died with it -> how much that counts
     num_setbacks: int = 0  # hand-overs that came to nothing, refusals for want of room apart
     refusals: dict[WorkerRef, ErrorCode] = field(default_factory=dict)  # since it last ran
-    trail: Trail | None = None  # of the prompt, where the policy goes by prefixes
     is_open: bool = True  # has neither finished nor failed
 
     @property

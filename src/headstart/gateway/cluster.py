@@ -66,13 +66,7 @@ class Cluster:
             return []
         match message:
             case Join():
-                if not self._fits(message):
-                    return self._turn_away(message.worker, "misfit_joins", "another model is served here")
-                if self.registry.is_contested(message):
-                    reason = "its name is another process's, which may still run; give it another --name"
-                    return self._turn_away(message.worker, "contested_names", reason)
-                replaced = self._take_in(message, now)
-                return [] if replaced is None else [Loss(replaced, died=True)]
+                return self._on_join(message, now)
             case Heartbeat():
                 self._counters["unknown_heartbeats"] += not self.registry.heartbeat(message, now)
             case Leave(worker):
@@ -112,11 +106,22 @@ class Cluster:
                 return any(sender == record.full_name for record in self.registry.all())
         return True
 
+    def _on_join(self, message: Join, now: float) -> list[Loss]:
+        known = self.registry.get(message.worker)
+        if known is not None and known.may_return and known.join.kv_spec == message.kv_spec:
+            return []  # a repeat changes nothing
+        if not self._fits(message):
+            return self._turn_away(message.worker, "misfit_joins", "another model is served here")
+        if self.registry.is_contested(message):
+            reason = "its name is another process's, which may still run; give it another --name"
+            return self._turn_away(message.worker, "contested_names", reason)
+        replaced = self._take_in(message, now)
+        return [] if replaced is None else [Loss(replaced, died=True)]
+
     def _take_in(self, message: Join, now: float) -> WorkerRef | None:
-        if self.registry.get(message.worker) is not None:
-            return None  # a repeat changes nothing
+        is_known = self.registry.get(message.worker) is not None
         replaced = self.registry.join(message, now)
-        if self.registry.get(message.worker) is not None:
+        if not is_known and self.registry.get(message.worker) is not None:
             facts = {
                 "worker": str(message.worker),
                 "role": message.role,
@@ -146,9 +151,6 @@ class Cluster:
             return True
         if self._model_fingerprint:
             return join.kv_spec.model_fingerprint == self._model_fingerprint
-        known = self.registry.get(join.worker)
-        if known is not None and known.may_return and known.join.kv_spec == join.kv_spec:
-            return True  # a repeat changes nothing
         others = (record for record in self.registry.of_role(DECODE) if record.may_return)
         ours = {record.join.kv_spec.model_fingerprint for record in others if record.ref.name != join.worker.name}
         return not ours or join.kv_spec.model_fingerprint in ours

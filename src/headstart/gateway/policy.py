@@ -8,7 +8,7 @@ from random import Random
 from typing import Protocol
 
 from headstart.gateway.choice import Choice
-from headstart.gateway.prefix_index import PrefixIndex, Trail
+from headstart.gateway.prefix_index import PrefixIndex
 from headstart.gateway.registry import WorkerRecord
 
 TOKENS_PER_CHOICE = 256
@@ -68,23 +68,18 @@ class PrefixAffinity:
     def pick(self, choice: Choice, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
         if len(candidates) == 1:
             return candidates[0]
-        weight, held = self.tokens_per_choice, self.index.match(self._trail(choice))
+        request, weight = choice.request, self.tokens_per_choice
+        held = self.index.match(request.namespace, request.prompt.tobytes())
         costs = [weight * record.num_choices - held.get(record.full_name, 0) for record in candidates]
         return cheapest(candidates, costs, self.rng)
 
     def note_given(self, choice: Choice) -> None:
-        self.index.record(self._trail(choice), str(choice.worker))
+        request = choice.request
+        self.index.record(request.namespace, request.prompt.tobytes(), str(choice.worker))
 
     def note_finished(self, choice: Choice) -> None:
-        trail = self._trail(choice)
-        trail.extend(array("i", choice.tokens).tobytes())
-        self.index.record(trail, str(choice.worker))
-
-    def _trail(self, choice: Choice) -> Trail:
-        """Of the prompt: hashed once, however often the choice is handed over."""
-        if choice.trail is None:
-            choice.trail = self.index.trail(choice.request.namespace, choice.request.prompt)
-        return choice.trail
+        request, outputs = choice.request, array("i", choice.tokens)
+        self.index.record(request.namespace, request.prompt.tobytes() + outputs.tobytes(), str(choice.worker))
 
 
 MakePolicy = Callable[[Random], DecodePolicy]

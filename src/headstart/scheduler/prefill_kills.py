@@ -24,7 +24,8 @@ class KillRequests:
 
     def ask(self, now: float, send: Send, counters: Counter[str]) -> None:
         """Ask for what is due."""
-        overdue = self._writes.overdue(now)
+        if not (overdue := self._writes.overdue(now)):
+            return
         num_pages = {name: sum(len(write.pages) for write in writes) for name, writes in overdue.items()}
         if sum(num_pages.values()) <= self._max_overdue_pages:
             return

@@ -1,6 +1,5 @@
 """Where requests go: to the prefix unless the queue there is too long, and to the shortest queue otherwise."""
 
-from itertools import pairwise
 from random import Random
 
 from hypothesis import given
@@ -62,43 +61,79 @@ def test_what_was_generated_counts_as_held_too():
     assert {place(world, f"b{i}", SHARED[:700]) for i in range(1)} == {to}
 
 
+def ids(*tokens):
+    return int32_array(tokens).tobytes()
+
+
 def test_tenants_do_not_see_each_others_prefixes():
     index = PrefixIndex(chunk_len=4)
-    ref = "decode-0#1"
-    index.record(index.trail(b"a", int32_array(range(8))), ref)
-    assert index.match(index.trail(b"a", int32_array(range(10)))) == {ref: 8}
-    assert index.match(index.trail(b"b", int32_array(range(10)))) == {}
+    index.record(b"a", ids(*range(8)), "decode-0#1")
+    assert index.match(b"a", ids(*range(10))) == {"decode-0#1": 8}
+    assert index.match(b"b", ids(*range(10))) == {}
 
 
 def test_the_index_is_bounded_and_forgets_the_oldest():
     index = PrefixIndex(chunk_len=4, max_chunks=10)
-    ref = "decode-0#1"
     for start in range(100):
-        index.record(index.trail(b"", int32_array(range(start, start + 8))), ref)
+        index.record(b"", ids(*range(start, start + 8)), "decode-0#1")
+        index.check()
     assert len(index) == 10
-    assert index.match(index.trail(b"", int32_array(range(99, 107)))) == {ref: 8}
-    assert index.match(index.trail(b"", int32_array(range(8)))) == {}
+    assert index.match(b"", ids(*range(99, 107))) == {"decode-0#1": 8}
+    assert index.match(b"", ids(*range(8))) == {}
 
 
-def test_what_is_used_again_is_forgotten_last_and_a_full_index_forgets_little_at_once():
-    index = PrefixIndex(chunk_len=4, max_chunks=640)
-    ref = "decode-0#1"
-    trails = [index.trail(b"", int32_array(range(start, start + 8))) for start in range(321)]
-    for trail in trails[:320]:
-        index.record(trail, ref)
-    index.record(trails[0], ref)
-    index.record(trails[320], ref)
-    assert [index.match(trail) == {} for trail in trails] == [0 < start <= 6 for start in range(321)]
+def test_a_prefix_outlives_what_follows_it_and_what_was_used_longer_ago():
+    index = PrefixIndex(chunk_len=4, max_chunks=6)
+    index.record(b"", ids(*range(16)), "a")
+    index.record(b"other", ids(*range(8)), "b")
+    index.record(b"", ids(*range(4)), "c")
+    index.record(b"new", ids(*range(8)), "d")
+    assert index.match(b"", ids(*range(16))) == {"a": 8, "c": 4}
+    index.record(b"new", ids(*range(20)), "d")
+    assert index.match(b"", ids(*range(16))) == {"a": 4, "c": 4}
+    assert index.match(b"other", ids(*range(8))) == {}
+    index.check()
 
 
-@given(st.lists(st.integers(0, 9), max_size=40), st.lists(st.integers(0, 40), max_size=4))
-def test_a_trail_that_is_extended_is_the_trail_of_the_whole_sequence(tokens: list[int], cuts: list[int]):
-    index = PrefixIndex(chunk_len=4)
-    trail, bounds = index.trail(b"a", int32_array(())), [0, *sorted(cuts), len(tokens)]
-    for start, stop in pairwise(bounds):
-        trail.extend(int32_array(tokens[start:stop]).tobytes())
-    assert trail.keys == index.trail(b"a", int32_array(tokens)).keys
-    assert len(trail.keys) == len(tokens) // 4
+class NaiveIndex:
+    """Unbounded: the workers of each prefix of whole chunks."""
+
+    def __init__(self):
+        self.holders = {}
+
+    def record(self, namespace, tokens, worker):
+        for end in range(4, len(tokens) + 1, 4):
+            known = self.holders.get((namespace, *tokens[:end]), ())
+            self.holders[namespace, *tokens[:end]] = known if worker in known else (*known, worker)[-4:]
+
+    def match(self, namespace, tokens):
+        ends = range(4, len(tokens) + 1, 4)
+        return {worker: end for end in ends for worker in self.holders.get((namespace, *tokens[:end]), ())}
+
+
+SEQUENCES = st.tuples(
+    st.sampled_from([b"a", b"b"]), st.lists(st.integers(0, 1), max_size=40), st.sampled_from("uvwxyz")
+)
+
+
+@given(st.lists(SEQUENCES, max_size=30))
+def test_the_index_knows_what_a_naive_one_knows(sequences):
+    index, naive = PrefixIndex(chunk_len=4), NaiveIndex()
+    for namespace, tokens, worker in sequences:
+        assert index.match(namespace, ids(*tokens)) == naive.match(namespace, tokens)
+        index.record(namespace, ids(*tokens), worker)
+        naive.record(namespace, tokens, worker)
+        index.check()
+    assert len(index) == len(naive.holders)
+
+
+@given(st.lists(SEQUENCES, max_size=30), st.integers(10, 30))
+def test_a_full_index_knows_at_least_what_was_last_recorded(sequences, max_chunks):
+    index = PrefixIndex(chunk_len=4, max_chunks=max_chunks)
+    for namespace, tokens, worker in sequences:
+        index.record(namespace, ids(*tokens), worker)
+        index.check()
+        assert index.match(namespace, ids(*tokens)).get(worker, 0) == len(tokens) // 4 * 4
 
 
 def test_least_loaded_counts_what_workers_report_and_what_is_under_way():
