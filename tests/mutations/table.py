@@ -60,6 +60,20 @@ MUTATIONS = (
         (CHAOS,),
     ),
     Mutation(
+        "pages of a step in flight: those of a call that ends meanwhile are free at once",
+        "scheduler/prefill.py",
+        "        self._leave_to_step(run)\n",
+        "",
+        ("tests/unit/scheduler/test_prefill.py",),
+    ),
+    Mutation(
+        "who is alive: a worker that falls silent is still offered",
+        "gateway/registry.py",
+        "        if changed:\n            self._alive.clear()\n",
+        "",
+        ("tests/unit/gateway/test_policy.py", "tests/unit/gateway/test_dispatch.py"),
+    ),
+    Mutation(
         "page floor: a page counts as whole when it has begun",
         "kv/cache.py",
         "        first, last = lease.num_shared, num_tokens // self.page_size\n",

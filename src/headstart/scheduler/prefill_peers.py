@@ -104,4 +104,7 @@ class PrefillPeers:
             self._transport.disconnect(name)
 
     def ended(self, name: str) -> EndedRefs:
-        return self._ended.setdefault(name, EndedRefs())
+        ended = self._ended.get(name)
+        if ended is None:
+            ended = self._ended[name] = EndedRefs()
+        return ended
