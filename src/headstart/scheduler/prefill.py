@@ -2,12 +2,10 @@
 
 It never samples. A call is validated, waits, reserves its whole prompt at admission, runs in chunks, and each chunk's
 whole pages are written as soon as its step is out. `prefill_calls` has the states of a call, what each holds, and the
-invariant; `prefill_share` says how calls share the steps.
+invariant; `prefill_queue` says who is admitted when, and `prefill_share` how the admitted share the steps.
 """
 
-import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from headstart.core.arrays import EMPTY
@@ -32,14 +30,14 @@ from headstart.core.messages import (
     WorkerRef,
 )
 from headstart.kv.cache import Match, PrefixCache
-from headstart.scheduler.admission import MAX_OVERTAKEN
 from headstart.scheduler.contract import Send
 from headstart.scheduler.limits import PrefillLimits
 from headstart.scheduler.prefill_calls import Call, CallKey, Chunk, Ending, Run
 from headstart.scheduler.prefill_faults import fault_in
 from headstart.scheduler.prefill_kills import KillRequests
 from headstart.scheduler.prefill_peers import PrefillPeers
-from headstart.scheduler.prefill_share import has_room, share_out
+from headstart.scheduler.prefill_queue import PrefillQueue
+from headstart.scheduler.prefill_share import share_out
 from headstart.scheduler.prefill_writes import OpenWrites
 from headstart.transfer.contract import (
     Completed,
@@ -75,7 +73,7 @@ class PrefillScheduler:
         self._peers = PrefillPeers(worker, kv_spec, limits, ports.transport)
         self._writes = OpenWrites(worker, kv_spec.page_size, ports.transport, ports.digests)
         self._kills = KillRequests(cache.num_pages, limits.kill_after_s, self._writes, self._peers)
-        self._waiting: list[Call] = []
+        self._waiting = PrefillQueue(limits)
         self._runs: dict[CallKey, Run] = {}
         self._step_id = 0
         self._launched: list[Chunk] | None = None
@@ -115,7 +113,7 @@ class PrefillScheduler:
 
     def _on_prefill(self, sender: str, message: Prefill) -> None:
         key = sender, message.ref
-        if key in self._runs or any(call.key == key for call in self._waiting):
+        if key in self._runs or key in self._waiting:
             self._counters["duplicate_calls"] += 1
             return
         if (refusal := self._refusal(sender, message)) is not None:
@@ -124,7 +122,7 @@ class PrefillScheduler:
             return
         self._counters["calls"] += 1
         num_expected = len(message.tokens) - self._match(message).prefix_len
-        self._waiting.append(Call(sender, message, self._ports.clock.now() + message.remaining_s, num_expected))
+        self._waiting.add(Call(sender, message, self._ports.clock.now() + message.remaining_s, num_expected))
 
     def _refusal(self, sender: str, message: Prefill) -> tuple[ErrorCode, str] | None:
         """Why this call cannot be taken, or None."""
@@ -166,14 +164,14 @@ class PrefillScheduler:
             self._counters["cancelled_calls"] += 1
             self._end(run, closed)
             return
-        self._drop_waiting(lambda call: call.key == (sender, message.ref))
+        self._waiting.drop(lambda call: call.key == (sender, message.ref))
         self._peers.ended(sender).add(message.ref)
         self._ports.send(sender, closed)
 
     def _on_exited(self, worker: WorkerRef) -> None:
         """Proof that a decode worker's process has ended: nobody is left to answer."""
         name = str(worker)
-        self._drop_waiting(lambda call: call.peer == name)
+        self._waiting.drop(lambda call: call.peer == name)
         for run in self._runs_of(name):
             self._end(run, None)
         self._peers.forget(worker)
@@ -205,7 +203,7 @@ class PrefillScheduler:
     def _on_peer_lost(self, name: str) -> None:
         reason = "the transport to the caller is closed"
         self._peers.lose(name)
-        for call in self._drop_waiting(lambda call: call.peer == name):
+        for call in self._waiting.drop(lambda call: call.peer == name):
             self._refuse(name, call.message, ErrorCode.UNAVAILABLE, reason)
         for run in self._runs_of(name):
             if run.ending is None:
@@ -258,7 +256,7 @@ class PrefillScheduler:
     def advance(self) -> float | None:
         now = self._ports.clock.now()
         self._expire(now)
-        self._admit()
+        self._waiting.admit(self._runs, self._try_admit)
         times = [call.deadline for call in self._waiting]
         times += [run.call.deadline for run in self._runs.values() if run.ending is None]
         if len(self._writes) > 0:
@@ -267,34 +265,13 @@ class PrefillScheduler:
         return min(times, default=None)
 
     def _expire(self, now: float) -> None:
-        for call in self._drop_waiting(lambda call: call.deadline <= now):
+        for call in self._waiting.drop(lambda call: call.deadline <= now):
             self._counters["expired_calls"] += 1
             self._refuse(call.peer, call.message, ErrorCode.DEADLINE, "the deadline passed before admission")
         for run in list(self._runs.values()):
             if run.ending is None and run.call.deadline <= now:
                 self._counters["expired_calls"] += 1
                 self._fail(run, ErrorCode.DEADLINE, "the deadline passed during prefill")
-
-    def _admit(self) -> None:
-        """Oldest first. Who finds no room is passed by shorter ones; who finds no pages, a bounded number of times."""
-        budget, max_runs = self._limits.chunked_prefill_size, self._limits.max_running_requests
-        without_pages: list[Call] = []
-        shortest_out = sys.maxsize  # a call that would compute as much as one that did not get in does not either
-        for call in tuple(self._waiting):
-            if len(self._runs) >= max_runs:
-                break
-            if call.num_expected >= shortest_out:
-                continue
-            if has_room(call.num_expected, self._runs.values(), budget):
-                if self._try_admit(call):
-                    self._waiting.remove(call)
-                    for other in without_pages:
-                        other.num_overtaken += 1
-                    continue
-                if call.num_overtaken >= MAX_OVERTAKEN:
-                    break
-                without_pages.append(call)
-            shortest_out = call.num_expected
 
     def _match(self, message: Prefill) -> Match:
         return self._cache.match(message.namespace, message.tokens if message.cacheable else EMPTY)
@@ -318,12 +295,6 @@ class PrefillScheduler:
 
     def _runs_of(self, peer: str) -> list[Run]:
         return [run for run in self._runs.values() if run.call.peer == peer]
-
-    def _drop_waiting(self, ends: Callable[[Call], bool]) -> list[Call]:
-        dropped = [call for call in self._waiting if ends(call)]
-        if dropped:
-            self._waiting = [call for call in self._waiting if not ends(call)]
-        return dropped
 
     def _fail(self, run: Run, code: ErrorCode, reason: str) -> None:
         self._end(run, PrefillFailed(run.call.message.ref, code, reason))
