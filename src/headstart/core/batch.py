@@ -6,7 +6,6 @@ batch. KV of row tokens is written to `pages` before attention reads it, so page
 attention plan reads it once.
 """
 
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec import Struct
@@ -38,8 +37,7 @@ class Row(Struct, frozen=True, eq=False):
     namespace: bytes = b""  # of the sequence's KV: rows of different namespaces never read the same page
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True, eq=False):
     step_id: int
     rows: tuple[Row, ...]
 
@@ -56,12 +54,11 @@ class Sampled(Struct, frozen=True, eq=False):
     error: str | None = None  # this row alone failed (for example NaN logits); token_id is meaningless
 
 
-@dataclass(frozen=True, slots=True)
-class BatchOutput:
+class BatchOutput(Struct, frozen=True, eq=False):
     """Every KV write of step `step_id` is complete and visible to transfers when this is handed out."""
 
     step_id: int
-    sampled: tuple[Sampled, ...] = field(default=())
+    sampled: tuple[Sampled, ...] = ()
     elapsed_s: float = 0.0
 
 

@@ -14,10 +14,11 @@ class Sequence:
     the next decode row.
     """
 
-    __slots__ = ("_buffer", "_len", "_view", "last_token", "num_computed", "prompt_len")
+    __slots__ = ("_buffer", "_len", "_view", "last_token", "num_computed", "num_outputs", "prompt_len")
 
     def __init__(self, prompt: Int32Array, outputs: Int32Array) -> None:
         self.prompt_len = len(prompt)
+        self.num_outputs = len(outputs)
         self.num_computed = 0
         self._len = len(prompt) + len(outputs)
         self._buffer = np.empty(self._len + _SPARE, dtype=np.int32)
@@ -28,10 +29,6 @@ class Sequence:
 
     def __len__(self) -> int:
         return self._len
-
-    @property
-    def num_outputs(self) -> int:
-        return self._len - self.prompt_len
 
     @property
     def num_missing(self) -> int:
@@ -47,20 +44,26 @@ class Sequence:
         """Tokens at positions [start, stop)."""
         return self._view[start:stop]
 
+    def last(self, num_tokens: int) -> tuple[int, ...]:
+        return tuple(self._view[self._len - num_tokens : self._len].tolist())
+
     def append(self, token_id: int) -> None:
         if self._len == len(self._buffer):
             self._grow(1)
         self._buffer[self._len] = token_id
         self._len += 1
+        self.num_outputs += 1
         self.last_token = token_id
 
     def extend(self, token_ids: Int32Array) -> None:
         """Append several, at least one."""
-        stop = self._len + len(token_ids)
+        num_new = len(token_ids)
+        stop = self._len + num_new
         if stop > len(self._buffer):
-            self._grow(len(token_ids))
+            self._grow(num_new)
         self._buffer[self._len : stop] = token_ids
         self._len = stop
+        self.num_outputs += num_new
         self.last_token = int(token_ids[-1])
 
     def _grow(self, num_new: int) -> None:

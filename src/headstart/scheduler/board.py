@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from sys import maxsize
 
 import numpy as np
 
@@ -122,6 +123,7 @@ class Board:
         del self.ready[entry.choice.ref]
         prompt_pages = len(entry.choice.sequence) // self.page_size
         running = Running(entry.choice, entry.lease, entry.hit_pages, entry.chunked, prompt_pages)
+        running.commit_at = self._next_commit(running)
         self.entries[entry.choice.ref] = running
         self.running[entry.choice.ref] = running
 
@@ -161,15 +163,19 @@ class Board:
                 del self.ready[ref]
             case Running():
                 del self.running[ref]
-        if self.launched is not None and self.launched.has(entry):
-            pages = entry.lease.pages  # before the commit, which may give up some that the step touches
-            self.cache.hold(pages)
-            self.launched.held.append(pages)
+                self._hold(entry)
         self.commit(entry)
         self.unpark(self.claims.end(ref))
         self.cache.release(entry.lease)
 
     # ---- pages -------------------------------------------------------------------------------------------------------
+
+    def _hold(self, entry: Running) -> None:
+        """Before the commit, which may give up pages that the launched step touches."""
+        if self.launched is not None and self.launched.has(entry):
+            self.cache.hold(entry.lease.pages)
+            self.launched.left.append(entry)
+            self.launched.held.append(entry.lease.pages)
 
     def commit(self, entry: Holder) -> None:
         """Make the entry's computed whole pages matchable, and tell those who wait for them."""
@@ -183,11 +189,16 @@ class Board:
         self.unpark(self.claims.progress(choice.ref, lease.num_shared))
 
     def commit_computed(self, entry: Running) -> None:
-        """After a step. Outputs enter the tree some pages at a time, and all of them when the entry leaves."""
+        """From `commit_at` on. Outputs enter the tree some pages at a time, and all of them when the entry leaves."""
+        self.commit(entry)
+        entry.commit_at = self._next_commit(entry)
+
+    def _next_commit(self, entry: Running) -> int:
+        if not entry.choice.request.cacheable:
+            return maxsize
         num_shared = entry.lease.num_shared
-        num_new = entry.choice.sequence.num_computed // self.page_size - num_shared
-        if num_new >= OUTPUT_PAGES or (num_new and num_shared < entry.prompt_pages):
-            self.commit(entry)
+        num_new = 1 if num_shared < entry.prompt_pages else OUTPUT_PAGES
+        return (num_shared + num_new) * self.page_size
 
     def step_over(self) -> Launched | None:
         """The launched step has ended: it touches no page any more."""

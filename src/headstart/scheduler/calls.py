@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,7 @@ class Call:
     pages: Int32Array
     record: Record
     missing: NDArray[np.bool_] = field(init=False)  # [len(pages)]: not noticed
+    num_missing: int = field(init=False)
     phase: Phase = Phase.OPEN
     since: float = 0.0  # when it was filled or done
     num_polls: int = 0  # since then
@@ -77,7 +79,8 @@ class Call:
     num_seen: int = 0  # noticed pages when somebody last looked whether it gets on
 
     def __post_init__(self) -> None:
-        self.missing = np.ones(len(self.pages), dtype=bool)
+        self.num_missing = len(self.pages)
+        self.missing = np.ones(self.num_missing, dtype=bool)
 
     @property
     def end(self) -> int:
@@ -86,16 +89,21 @@ class Call:
     @property
     def num_arrived(self) -> int:
         """Noticed pages before the first missing one."""
-        return int(self.missing.argmax()) if self.missing.any() else len(self.pages)
+        return int(self.missing.argmax()) if self.num_missing else len(self.pages)
 
     def gets_on(self) -> bool:
         """Whether more has arrived since this was last asked."""
-        before, self.num_seen = self.num_seen, int(len(self.missing) - self.missing.sum())
+        before, self.num_seen = self.num_seen, len(self.pages) - self.num_missing
         return self.num_seen > before
 
     @property
     def is_complete(self) -> bool:
-        return not self.missing.any()
+        return not self.num_missing
+
+    def arrived(self, first: int, last: int) -> None:
+        """Pages [first, last), all of them missing until now, are noticed."""
+        self.missing[first:last] = False
+        self.num_missing -= last - first
 
 
 class CallTable:
@@ -110,7 +118,9 @@ class CallTable:
         self._counters = counters
         self._digests = digests
         self._calls: dict[TicketRef, Call] = {}
-        self._repeats: dict[TicketRef, Repeat] = {}
+        self._filled: dict[TicketRef, Call] = {}  # by phase, in the order in which they came to it
+        self._done: dict[TicketRef, Call] = {}
+        self._repeats: dict[TicketRef, Repeat] = {}  # of the loose ones
         self._kill_asked: dict[WorkerRef, Repeat] = {}
 
     def __iter__(self) -> Iterator[Call]:
@@ -167,12 +177,13 @@ class CallTable:
         """Close the pages of an expected notice."""
         last = notice.first + notice.count
         self._cache.close_write(call.pages[notice.first : last])
-        call.missing[notice.first : last] = False
+        call.arrived(notice.first, last)
         call.prefix_len = notice.prefix_len
         if call.is_complete:
             if call.phase is Phase.OPEN:
                 call.phase = Phase.FILLED
                 call.since = self._clock.now()
+                self._filled[call.ref] = call
             else:
                 self._forget(call)
 
@@ -186,6 +197,7 @@ class CallTable:
         if call.phase is Phase.OPEN:
             call.phase = Phase.DONE
             call.since = self._clock.now()
+            self._done[call.ref] = call
         else:
             self.end(call)
 
@@ -200,55 +212,52 @@ class CallTable:
             self._counters["cancelled_calls"] += 1
             self._send(str(call.worker), CancelTicket(call.ref))
 
-    def advance(self) -> list[Call]:
+    def advance(self, now: float) -> list[Call]:
         """Repeat Cancels; returns the calls that were done a second ago and lack notices."""
         if not self._calls:
             return []
-        now = self._clock.now()
         for ref, repeat in self._repeats.items():
             if now >= repeat.next_at:
                 self._send(str(self._calls[ref].worker), CancelTicket(ref))
                 self._counters["repeated_cancels"] += 1
                 repeat.interval = min(2 * repeat.interval, LAST_REPEAT_S)
                 repeat.next_at = now + repeat.interval
+        while self._filled and now >= _first(self._filled).since + FILLED_KEPT_S:
+            self._forget(_first(self._filled))
         unnoticed: list[Call] = []
-        for call in self:
-            if call.phase is Phase.FILLED and now >= call.since + FILLED_KEPT_S:
-                self._forget(call)
-            elif call.phase is Phase.DONE:
-                call.num_polls += 1
-                if now >= call.since + NOTICE_GRACE_S and call.num_polls > NOTICE_GRACE_POLLS:
-                    unnoticed.append(call)
+        for call in self._done.values():
+            call.num_polls += 1
+            if now >= call.since + NOTICE_GRACE_S and call.num_polls > NOTICE_GRACE_POLLS:
+                unnoticed.append(call)
         return unnoticed
 
-    def wakeup(self) -> float | None:
+    def wakeup(self, now: float) -> float:
         """When `advance` has something to do."""
-        if not self._calls:
-            return None
-        now = self._clock.now()
-        times = [repeat.next_at for repeat in self._repeats.values()]
-        for call in self._calls.values():
-            if call.phase is Phase.DONE:
-                times.append(max(call.since + NOTICE_GRACE_S, now + 0.01 * NOTICE_GRACE_S))
-            elif call.phase is Phase.FILLED:
-                times.append(call.since + FILLED_KEPT_S)
-        return min(times, default=None)
+        wakeup = _first(self._filled).since + FILLED_KEPT_S if self._filled else inf
+        if self._done:
+            wakeup = min(wakeup, max(_first(self._done).since + NOTICE_GRACE_S, now + 0.01 * NOTICE_GRACE_S))
+        for repeat in self._repeats.values():
+            wakeup = min(wakeup, repeat.next_at)
+        return wakeup
+
+    @property
+    def are_watched(self) -> bool:
+        """Whether any is done or loose, so that each pass may matter to it."""
+        return bool(self._done or self._repeats)
 
     def num_open_pages(self) -> int:
-        return sum(int(call.missing.sum()) for call in self._calls.values())
+        return sum(call.num_missing for call in self._calls.values())
 
     def num_coming(self) -> int:
         """Pages whose writer was asked to stop a moment ago: they are expected back soon."""
         now = self._clock.now()
         return sum(
-            int(self._calls[ref].missing.sum())
-            for ref, repeat in self._repeats.items()
-            if now < repeat.since + COMING_S
+            self._calls[ref].num_missing for ref, repeat in self._repeats.items() if now < repeat.since + COMING_S
         )
 
     def num_overdue(self) -> int:
         """Pages of loose calls."""
-        return sum(int(self._calls[ref].missing.sum()) for ref in self._repeats)
+        return sum(self._calls[ref].num_missing for ref in self._repeats)
 
     @property
     def covers_too_much(self) -> bool:
@@ -256,9 +265,7 @@ class CallTable:
         return bool(self._repeats) and self.num_overdue() > OVERDUE_SHARE * self._cache.num_pages
 
     def overdue(self, kill_after_s: float) -> list[KillRequest]:
-        """Whose end to ask for: loose calls cover too much of the pool, and their writers do not answer."""
-        if not self.covers_too_much:
-            return []
+        """Whose end to ask for where loose calls cover too much: their writers do not answer."""
         now = self._clock.now()
         silent = {self._calls[ref].worker for ref, r in self._repeats.items() if now >= r.since + kill_after_s}
         asked: list[KillRequest] = []
@@ -271,19 +278,23 @@ class CallTable:
         return asked
 
     def are_given_up(self, give_up_after_s: float) -> bool:
-        """Whether the end of a writer was asked for long ago, no proof of it came, and loose calls still cover too much
-        of the pool. The end of our own process is the one proof left."""
-        if not self.covers_too_much:
-            return False
+        """Where loose calls cover too much: whether the end of a writer was asked for long ago and no proof of it came.
+        The end of our own process is the one proof left."""
         now = self._clock.now()
         return any(now >= asked.since + give_up_after_s for asked in self._kill_asked.values())
 
     def _close_missing(self, call: Call) -> None:
-        self._cache.close_write(call.pages[call.missing])
+        if call.num_missing:
+            self._cache.close_write(call.pages[call.missing])
 
     def _forget(self, call: Call) -> None:
         call.phase = Phase.GONE
         del self._calls[call.ref]
-        self._repeats.pop(call.ref, None)
-        if not any(other.worker == call.worker for other in self._calls.values()):
+        for of_a_phase in (self._filled, self._done, self._repeats):
+            of_a_phase.pop(call.ref, None)
+        if self._kill_asked and not any(other.worker == call.worker for other in self._calls.values()):
             self._kill_asked.pop(call.worker, None)
+
+
+def _first(calls: dict[TicketRef, Call]) -> Call:
+    return next(iter(calls.values()))

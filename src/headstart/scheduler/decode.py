@@ -8,7 +8,7 @@ ends a choice goes through `_end`, which releases what its entry holds and says 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from math import inf
 
 from headstart.core.batch import Batch, BatchOutput, Sampled
 from headstart.core.clock import Clock
@@ -38,12 +38,14 @@ from headstart.core.messages import (
 from headstart.core.request import ChoiceRef
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.admit import Admission
+from headstart.scheduler.alarms import Alarms
 from headstart.scheduler.board import Board
 from headstart.scheduler.calls import Call, CallTable
 from headstart.scheduler.contract import Send
 from headstart.scheduler.desk import Desk
 from headstart.scheduler.entries import Choice, Preparing, Waiting
 from headstart.scheduler.fetch import Fetching
+from headstart.scheduler.gateways import Gateways
 from headstart.scheduler.growth import Growth
 from headstart.scheduler.leap import Draw, leap, num_free_steps, num_row_steps
 from headstart.scheduler.limits import DecodeLimits
@@ -53,7 +55,6 @@ from headstart.scheduler.steps import Launched, Part, make_batch, share_out
 from headstart.scheduler.stop import find_stop
 from headstart.transfer.contract import Notice, PageDigests, PeerLost, TransferEvent
 
-OWN_STALL_S = 1.0
 MIN_LOOK_S = 0.05
 """Shortest time between two looks whether a fetch gets on."""
 
@@ -89,10 +90,9 @@ class DecodeScheduler:
         self._fetching = Fetching(self._board, self._links, router, self._desk, clock, send)
         self._admission = Admission(self._board, router, self._fetching, clock)
         self._growth = Growth(self._board, self._desk)
-        self._alarms: list[tuple[float, int, ChoiceRef]] = []
-        self._heard: dict[str, float] = {}
-        self._looked_at = clock.now()
-        self._links_due: float | None = None
+        self._alarms = Alarms(self._desk.get)
+        self._gateways = Gateways(limits.gateway_silence_s, clock.now())
+        self._links_due = inf
         self._next_step = 0
         self._is_draining = False
         self._gives_up = False
@@ -119,7 +119,7 @@ class DecodeScheduler:
     def handle(self, sender: str, message: Message) -> None:
         match message:
             case Submit() | Cancel() | Flush() | Membership():
-                self._heard[sender] = self._clock.now()
+                self._gateways.heard(sender, self._clock.now())
                 self._on_gateway(sender, message)
             case PrefillDone():
                 self._fetching.on_done(sender, message)
@@ -173,8 +173,8 @@ class DecodeScheduler:
         if stop is not None:
             self._desk.finish(choice, stop)
             return
-        heappush(self._alarms, (choice.deadline, choice.order, ref))
-        heappush(self._alarms, (choice.half_time, choice.order, ref))
+        self._alarms.set(choice, choice.deadline)
+        self._alarms.set(choice, choice.half_time)
         self._board.wait(choice)
 
     def _on_cancel(self, message: Cancel) -> None:
@@ -211,60 +211,50 @@ class DecodeScheduler:
 
     def advance(self) -> float | None:
         now = self._clock.now()
-        self._ring(now)
-        self._leave_silent_gateways(now)
-        if self._links_due is not None and now >= self._links_due:
+        if now >= self._alarms.next_at:
+            self._ring(now)
+        for gateway, silence_s in self._gateways.look(now):
+            self._leave(gateway, silence_s)
+        if now >= self._links_due:
             self._board.stirred = True
         self._links_due = self._links.advance(now)
-        self._fetching.advance()
-        for request in self._calls.overdue(self._limits.kill_after_s):
-            self._counters["kill_requests"] += 1
-            for gateway in sorted(self._heard):
-                self._send(gateway, request)
-        if not self._gives_up and self._calls.are_given_up(self._limits.give_up_after_s):
-            self._gives_up = self._is_draining = True
+        self._fetching.advance(now)
+        if self._calls.covers_too_much:
+            self._ask_for_ends()
         self._admission.advance()
         self._desk.flush()
-        return self._wakeup()
+        return self._wakeup(now)
 
     def _ring(self, now: float) -> None:
         """End what is past its deadline; nothing waits for others with half of its time behind it."""
-        while self._alarms and self._alarms[0][0] <= now:
-            _, order, ref = heappop(self._alarms)
-            choice = self._desk.get(ref)
-            if choice is None or choice.order != order:
-                continue
-            entry = self._board.entries[ref]
+        for choice in self._alarms.due(now):
+            entry = self._board.entries[choice.ref]
             if now >= choice.deadline:
                 self._end(choice, ErrorCode.DEADLINE, "the request's deadline has passed")
             elif isinstance(entry, Waiting):
                 self._board.stop_following(choice)
             elif isinstance(entry, Preparing) and self._fetching.look_after(entry):
-                again = now + max((choice.deadline - now) / 2, MIN_LOOK_S)
-                heappush(self._alarms, (again, order, ref))
+                self._alarms.set(choice, now + max((choice.deadline - now) / 2, MIN_LOOK_S))
 
-    def _leave_silent_gateways(self, now: float) -> None:
-        """A time in which this worker itself stood still is no silence of theirs."""
-        stood_still_s = now - self._looked_at
-        self._looked_at = now
-        if stood_still_s > OWN_STALL_S:
-            self._heard = {gateway: min(now, heard + stood_still_s) for gateway, heard in self._heard.items()}
-        for gateway, heard in list(self._heard.items()):
-            if now < heard + self._limits.gateway_silence_s:
-                continue
-            del self._heard[gateway]
-            for choice in self._desk.of(gateway):
-                self._counters["left_by_gateway"] += 1
-                self._end(choice, ErrorCode.CANCELLED, f"{gateway} has been silent for {now - heard:.1f} s")
+    def _leave(self, gateway: str, silence_s: float) -> None:
+        for choice in self._desk.of(gateway):
+            self._counters["left_by_gateway"] += 1
+            self._end(choice, ErrorCode.CANCELLED, f"{gateway} has been silent for {silence_s:.1f} s")
 
-    def _wakeup(self) -> float | None:
-        known = self._links_due, self._calls.wakeup(), self._fetching.ask_at
-        times = [time for time in known if time is not None]
-        if self._alarms:
-            times.append(self._alarms[0][0])
-        if len(self._desk):
-            times += [heard + self._limits.gateway_silence_s for heard in self._heard.values()]
-        return min(times, default=None)
+    def _ask_for_ends(self) -> None:
+        """Of those whose loose calls cover too much; and if that is of no use, of this process."""
+        for request in self._calls.overdue(self._limits.kill_after_s):
+            self._counters["kill_requests"] += 1
+            for gateway in self._gateways.names():
+                self._send(gateway, request)
+        if not self._gives_up and self._calls.are_given_up(self._limits.give_up_after_s):
+            self._gives_up = self._is_draining = True
+
+    def _wakeup(self, now: float) -> float | None:
+        silent_at = self._gateways.silent_at() if len(self._desk) else inf
+        known = self._links_due, self._calls.wakeup(now), self._fetching.ask_at, self._alarms.next_at, silent_at
+        wakeup = min(known)
+        return None if wakeup == inf else wakeup
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -299,10 +289,10 @@ class DecodeScheduler:
         self._board.step_over()
         sampled = {sample.row_id: sample for sample in output.sampled}
         for row_id, part in enumerate(launched.parts):
-            if self._board.running.get(part.entry.choice.ref) is part.entry:
-                self._apply(part, sampled.get(row_id))
-            else:
+            if launched.left and launched.lacks(part.entry):
                 self._counters["dropped_rows"] += 1
+            else:
+                self._apply(part, sampled.get(row_id))
         self._desk.flush()
 
     def num_row_steps(self, draw: Draw) -> int:
@@ -317,7 +307,7 @@ class DecodeScheduler:
         """Be where a pass at the end of each of these free steps would have led, but for saying their tokens."""
         leap(self._board, num_steps, draw, first_end)
         self._next_step += num_steps
-        self._looked_at = last_end
+        self._gateways.skip_looks(last_end)
 
     def last_tokens(self, num_tokens: int) -> dict[str, Tokens]:
         """By gateway, the last `num_tokens` of each row of the launched step: what leaps left to be said."""
@@ -328,7 +318,7 @@ class DecodeScheduler:
     def _apply(self, part: Part, sampled: Sampled | None) -> None:
         """Token and KV of one row, together."""
         entry, choice = part.entry, part.entry.choice
-        sequence, record = choice.sequence, choice.record
+        sequence = choice.sequence
         if part.samples and (sampled is None or sampled.error is not None):
             reason = "no token came back" if sampled is None else sampled.error
             self._end(choice, ErrorCode.INTERNAL, f"sampling failed: {reason}")
@@ -336,19 +326,18 @@ class DecodeScheduler:
         sequence.num_computed += part.num_new
         if part.num_new > 1 or not part.samples:
             self._note_prefill(choice, part.num_new - part.samples)
-        if sampled is None or not part.samples:
+        if sampled is not None and part.samples:
+            sequence.append(sampled.token_id)
+            if "first_token" not in choice.record.marks:
+                choice.record.mark("first_token", self._clock.now())
+            self._desk.say(choice, sampled)
+            stop = find_stop(choice.request, sequence)
+            if stop is not None:
+                self._board.leave(entry)
+                self._desk.finish(choice, stop)
+                return
+        if sequence.num_computed >= entry.commit_at:
             self._board.commit_computed(entry)
-            return
-        sequence.append(sampled.token_id)
-        if "first_token" not in record.marks:
-            record.mark("first_token", self._clock.now())
-        self._desk.say(choice, sampled)
-        stop = find_stop(choice.request, sequence)
-        if stop is None:
-            self._board.commit_computed(entry)
-            return
-        self._board.leave(entry)
-        self._desk.finish(choice, stop)
 
     def _note_prefill(self, choice: Choice, num_tokens: int) -> None:
         """Tokens before the last one were computed here."""

@@ -8,6 +8,8 @@ import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from headstart.core.batch import Sampled
 from headstart.core.clock import Clock
 from headstart.core.errors import ErrorCode, InvariantError
@@ -121,13 +123,9 @@ class Desk:
 
     def say(self, choice: Choice, sampled: Sampled) -> None:
         """Queue the token just appended for this step's message."""
-        wants = choice.request.num_top_logprobs is not None
-        logprobs = (_sayable(sampled.logprob),) if wants and sampled.logprob is not None else ()
-        best = tuple((token_id, _sayable(logprob)) for token_id, logprob in sampled.top_logprobs) if wants else ()
-        top = (best,) if best else ()
-        index = choice.sequence.num_outputs - 1
-        self._deltas[choice.gateway].append(TokenDelta(choice.ref, index, (sampled.token_id,), logprobs, top))
-        self._counters["output_tokens"] += 1
+        request, index = choice.request, choice.sequence.num_outputs - 1
+        wanted = () if request.num_top_logprobs is None else _logprobs(sampled)
+        self._deltas[choice.gateway].append(TokenDelta(request.ref, index, (sampled.token_id,), *wanted))
 
     @staticmethod
     def last_tokens(choices: Iterable[Choice], num_tokens: int) -> dict[str, Tokens]:
@@ -135,9 +133,8 @@ class Desk:
         deltas: dict[str, list[TokenDelta]] = defaultdict(list)
         for choice in choices:
             sequence = choice.sequence
-            index = sequence.num_outputs - num_tokens
-            token_ids = tuple(sequence.span(len(sequence) - num_tokens, len(sequence)).tolist())
-            deltas[choice.gateway].append(TokenDelta(choice.ref, index, token_ids))
+            delta = TokenDelta(choice.request.ref, sequence.num_outputs - num_tokens, sequence.last(num_tokens))
+            deltas[choice.gateway].append(delta)
         return {gateway: Tokens(tuple(said)) for gateway, said in deltas.items()}
 
     def finish(self, choice: Choice, stop: Stop) -> None:
@@ -151,12 +148,15 @@ class Desk:
 
     def flush(self) -> None:
         """Send the step's tokens, one message per gateway, then the terminal events that come after them."""
-        for gateway, deltas in self._deltas.items():
-            self._send(gateway, Tokens(tuple(deltas)))
-        self._deltas.clear()
-        for gateway, message in self._farewells:
-            self._send(gateway, message)
-        self._farewells.clear()
+        if self._deltas:
+            for gateway, deltas in self._deltas.items():
+                self._counters["output_tokens"] += len(deltas)
+                self._send(gateway, Tokens(tuple(deltas)))
+            self._deltas.clear()
+        if self._farewells:
+            for gateway, message in self._farewells:
+                self._send(gateway, message)
+            self._farewells.clear()
 
     def check(self, entries: Mapping[ChoiceRef, object]) -> None:
         """Raise InvariantError unless exactly the unfinished choices have an entry, and nothing waits to be said."""
@@ -181,6 +181,13 @@ class Desk:
         self._counters["computed_prompt_tokens"] += choice.record.num_computed
 
 
+def _logprobs(sampled: Sampled) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
+    """Of one token: its own, where there is one, and the best, where there are some."""
+    own = () if sampled.logprob is None else (_sayable(sampled.logprob),)
+    best = tuple((token_id, _sayable(logprob)) for token_id, logprob in sampled.top_logprobs)
+    return own, (best,) if best else ()
+
+
 def _sayable(logprob: float) -> float:
     """Within [LOGPROB_FLOOR, 0]; the floor for what is no number."""
     return min(0.0, max(LOGPROB_FLOOR, logprob))
@@ -191,7 +198,7 @@ def _malformed(request: Request, vocab_size: int) -> str | None:
     if len(request.prompt) == 0:
         return "the prompt is empty"
     for ids in (request.prompt, request.output_ids):
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        if len(ids) and ids.view(np.uint32).max() >= vocab_size:  # negative ids are large without their sign
             return "a token id is not in the vocabulary"
     if stop.max_new_tokens < 1 or stop.min_new_tokens < 0:
         return f"max_new_tokens {stop.max_new_tokens}, min_new_tokens {stop.min_new_tokens}"

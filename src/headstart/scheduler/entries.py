@@ -98,6 +98,7 @@ class Running:
     hit_pages: int
     chunked: bool
     prompt_pages: int  # whole pages of what it was admitted with: matchable as soon as they are computed
+    commit_at: int = 0  # tokens with KV at which pages are committed next
 
 
 Holder = Preparing | Ready | Running

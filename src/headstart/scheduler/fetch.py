@@ -8,6 +8,8 @@ A call of which nothing is heard is asked again under the same ref: the writer t
 ended it says so. Either the question or the answer was lost with a connection, though both processes live.
 """
 
+from math import inf
+
 from headstart.core.clock import Clock
 from headstart.core.errors import ErrorCode
 from headstart.core.layout import pages_for
@@ -47,7 +49,7 @@ class Fetching:
         self._send = send
         self._last_ticket = 0
         self._asked: dict[TicketRef, Repeat] = {}
-        self.ask_at: float | None = None  # when `advance` has something to ask at the earliest
+        self.ask_at = inf  # when `advance` has something to ask at the earliest
 
     def begin(self, choice: Choice, lease: PageLease, hit_pages: int, link: Link) -> None:
         """Ask `link` for everything that has no KV yet, but the last token."""
@@ -65,7 +67,7 @@ class Fetching:
         self._board.counters["prefill_calls"] += 1
         now = self._clock.now()
         repeat = self._asked[ref] = Repeat(now, now + FIRST_ASK_AGAIN_S, FIRST_ASK_AGAIN_S)
-        self.ask_at = repeat.next_at if self.ask_at is None else min(self.ask_at, repeat.next_at)
+        self.ask_at = min(self.ask_at, repeat.next_at)
         self._ask(entry)
 
     def _ask(self, entry: Preparing) -> None:
@@ -83,9 +85,9 @@ class Fetching:
         )
         self._send(str(call.worker), message)
 
-    def _ask_again(self) -> None:
+    def _ask_again(self, now: float) -> None:
         """Repeat the calls of which nothing was heard, and forget those that are over."""
-        now, preparing = self._clock.now(), self._board.preparing
+        preparing = self._board.preparing
         self._asked = {ref: repeat for ref, repeat in self._asked.items() if ref in preparing}
         for ref, repeat in self._asked.items():
             if now < repeat.next_at:
@@ -95,7 +97,7 @@ class Fetching:
                 self._ask(preparing[ref])
             repeat.interval = min(2 * repeat.interval, LAST_ASK_AGAIN_S)
             repeat.next_at = now + repeat.interval
-        self.ask_at = min((repeat.next_at for repeat in self._asked.values()), default=None)
+        self.ask_at = min((repeat.next_at for repeat in self._asked.values()), default=inf)
 
     # ---- the writer's words ------------------------------------------------------------------------------------------
 
@@ -225,10 +227,10 @@ class Fetching:
         self._retry(entry)
         return False
 
-    def advance(self) -> None:
-        if self.ask_at is not None and self._clock.now() >= self.ask_at:
-            self._ask_again()
-        for call in self._board.calls.advance():
+    def advance(self, now: float) -> None:
+        if now >= self.ask_at:
+            self._ask_again(now)
+        for call in self._board.calls.advance(now):
             self._board.counters["lost_notices"] += 1
             entry = self._board.preparing[call.ref]
             self._board.calls.end(call)

@@ -17,8 +17,7 @@ from headstart.core.arrays import Int32Array
 from headstart.core.errors import InvariantError
 from headstart.core.layout import pages_for
 from headstart.core.request import Request
-from headstart.scheduler.board import OUTPUT_PAGES, Board
-from headstart.scheduler.calls import Phase
+from headstart.scheduler.board import Board
 from headstart.scheduler.entries import Running
 from headstart.scheduler.steps import Part
 
@@ -34,7 +33,7 @@ def num_free_steps(board: Board, row_steps: int) -> int:
         return 0
     if board.ready and len(board.running) < board.limits.max_running_requests:
         return 0
-    if any(call.phase not in (Phase.OPEN, Phase.FILLED) for call in board.calls):
+    if board.calls.are_watched:
         return 0
     return _with_pages(board, launched.parts, row_steps)
 
@@ -42,9 +41,11 @@ def num_free_steps(board: Board, row_steps: int) -> int:
 def num_row_steps(board: Board, draw: Draw) -> int:
     """The same as far as the launched rows tell, pages and all that is not a row apart. Stays right while they run, but
     for the steps that are taken."""
-    num_steps = maxsize
-    for part in board.launched.parts if board.launched is not None else ():
-        num_steps = min(num_steps, _free_of(board, part, draw))
+    launched, num_steps = board.launched, maxsize
+    if launched is None or launched.left:
+        return 0
+    for part in launched.parts:
+        num_steps = min(num_steps, _free_of(part, draw))
         if num_steps <= 0:
             return 0
     return num_steps
@@ -59,11 +60,13 @@ def leap(board: Board, num_steps: int, draw: Draw, first_end: float) -> None:
     for part in launched.parts:
         entry, choice = part.entry, part.entry.choice
         sequence = choice.sequence
-        for step in range(len(entry.lease.pages) * size - len(sequence) + 1, num_steps + 1, size):
+        room = len(entry.lease.pages) * size - sequence.num_computed
+        for step in range(room, num_steps + 1, size):
             crossings[step].append(entry)
         sequence.extend(draw(choice.request, sequence.num_outputs, num_steps))
         sequence.num_computed += num_steps
-        choice.record.mark("first_token", first_end)
+        if "first_token" not in choice.record.marks:
+            choice.record.mark("first_token", first_end)
     for _, entries in sorted(crossings.items()):
         board.cache.make_room(len(entries), [(entry.lease, 1) for entry in entries])
         for entry in entries:
@@ -74,18 +77,14 @@ def leap(board: Board, num_steps: int, draw: Draw, first_end: float) -> None:
     board.counters["output_tokens"] += num_steps * len(launched.parts)
 
 
-def _free_of(board: Board, part: Part, draw: Draw) -> int:
+def _free_of(part: Part, draw: Draw) -> int:
     """Free steps of one row, pages apart."""
     entry, choice = part.entry, part.entry.choice
     request, sequence = choice.request, choice.sequence
-    is_plain = part.samples and part.num_new == 1 and request.num_top_logprobs is None
-    if not is_plain or board.running.get(choice.ref) is not entry:
+    if not part.samples or part.num_new > 1 or request.num_top_logprobs is not None:
         return 0
-    num_steps = request.stop.max_new_tokens - sequence.num_outputs - 1
-    if request.cacheable:
-        num_shared = entry.lease.num_shared
-        committed = num_shared + (1 if num_shared < entry.prompt_pages else OUTPUT_PAGES)
-        num_steps = min(num_steps, committed * board.page_size - sequence.num_computed - 1)
+    until_end = request.stop.max_new_tokens - sequence.num_outputs
+    num_steps = min(until_end, entry.commit_at - sequence.num_computed) - 1
     if request.stop.stop_token_ids and num_steps > 0:
         if sequence.num_outputs < request.stop.min_new_tokens:
             return 0

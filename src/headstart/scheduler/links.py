@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 from headstart.core.messages import Hello, PeerState, Refused, Welcome, WorkerRef
 from headstart.scheduler.contract import Send
@@ -63,7 +64,7 @@ class Links:
         self._links: dict[str, Link] = {}
         self._unproven: list[PeerState] = []  # replaced by namesakes that prove nothing of their end
         self._listed: tuple[PeerState, ...] | None = None  # the last list, while it would change nothing
-        self._due: float | None = None  # of `advance`; None where nothing is due or something has changed
+        self._due = inf  # of `advance`
         self._is_settled = False  # `_due` is right
 
     def membership(self, peers: tuple[PeerState, ...], now: float) -> tuple[list[WorkerRef], list[WorkerRef]]:
@@ -158,9 +159,9 @@ class Links:
         if (link := self._known(worker)) is not None:
             link.busy_until = now + BACKOFF_S
 
-    def advance(self, now: float) -> float | None:
+    def advance(self, now: float) -> float:
         """Repeat Hellos; returns when to come back."""
-        if self._is_settled and (self._due is None or now < self._due):
+        if self._is_settled and now < self._due:
             return self._due
         times: list[float] = []
         for link in self._links.values():
@@ -172,7 +173,7 @@ class Links:
                 if now < link.greeted_at + GREETING_PATIENCE_S:
                     times.append(link.greeted_at + GREETING_PATIENCE_S)
             times.extend(time for time in (link.busy_until, link.state_since + SUSPECT_PATIENCE_S) if now < time)
-        self._due, self._is_settled = min(times, default=None), True
+        self._due, self._is_settled = min(times, default=inf), True
         return self._due
 
     def choose(

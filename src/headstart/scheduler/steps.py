@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from headstart.core.arrays import Int32Array
 from headstart.core.batch import Batch, Row, SampleSpec
@@ -11,7 +12,7 @@ from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.stop import banned_ids
 
 
-class Part(NamedTuple):
+class Part(Struct, frozen=True, eq=False):
     """What a running entry computes in a step. It samples where that reaches its last token."""
 
     entry: Running
@@ -21,14 +22,19 @@ class Part(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Launched:
-    """The step in flight. `parts[row_id]` launched each row; `held` are pages whose entries have left since."""
+    """The step in flight. `parts[row_id]` launched each row; `left` are those of their entries that have left since, and
+    `held` the pages of these."""
 
     step_id: int
     parts: list[Part]
+    left: list[Running] = field(default_factory=list)
     held: list[Int32Array] = field(default_factory=list)
 
-    def has(self, entry: object) -> bool:
+    def has(self, entry: Running) -> bool:
         return any(part.entry is entry for part in self.parts)
+
+    def lacks(self, entry: Running) -> bool:
+        return any(gone is entry for gone in self.left)
 
 
 def share_out(running: Iterable[Running], limits: DecodeLimits) -> list[Part]:
@@ -37,13 +43,16 @@ def share_out(running: Iterable[Running], limits: DecodeLimits) -> list[Part]:
     parts: list[Part] = []
     for entry in running:
         delta = entry.choice.sequence.num_missing - 1
+        if not delta:
+            parts.append(Part(entry, 1, True))
+            continue
         num_new = min(delta, chunk if entry.chunked else short)
         if entry.chunked:
             chunk -= num_new
         else:
             short -= num_new
-        samples = num_new == delta
-        if num_new or samples:
+        if num_new:
+            samples = num_new == delta
             parts.append(Part(entry, num_new + samples, samples))
     return parts
 
@@ -51,12 +60,12 @@ def share_out(running: Iterable[Running], limits: DecodeLimits) -> list[Part]:
 def make_batch(step_id: int, parts: list[Part]) -> Batch:
     """Rows in the order of `parts`, which their ids index."""
     rows: list[Row] = []
-    for row_id, (entry, num_new, samples) in enumerate(parts):
-        sequence = entry.choice.sequence
-        start = sequence.num_computed
-        sample = sample_spec(entry.choice) if samples else None
-        tokens = sequence.span(start, start + num_new)
-        rows.append(Row(row_id, tokens, start, entry.lease.pages, sample, entry.choice.request.namespace))
+    for row_id, part in enumerate(parts):
+        choice, pages = part.entry.choice, part.entry.lease.pages
+        start = choice.sequence.num_computed
+        tokens = choice.sequence.span(start, start + part.num_new)
+        sample = sample_spec(choice) if part.samples else None
+        rows.append(Row(row_id, tokens, start, pages, sample, choice.request.namespace))
     return Batch(step_id, tuple(rows))
 
 

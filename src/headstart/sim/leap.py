@@ -10,7 +10,8 @@ time of a pass belongs to the pass, which takes messages first. `unsaid` says wh
 
 from bisect import bisect_left
 
-from headstart.scheduler.decode import OWN_STALL_S, DecodeScheduler
+from headstart.scheduler.decode import DecodeScheduler
+from headstart.scheduler.gateways import OWN_STALL_S
 from headstart.sim.blank import BlankExecutor
 from headstart.sim.cost import StepShape
 from headstart.sim.unsaid import Unsaid

@@ -1,0 +1,55 @@
+"""Times at which open choices have to be looked at.
+
+Alarms wait in a heap, the earliest first and of the same time the oldest choice's. Those of a choice that has ended are
+dropped when they surface, or when they may outnumber the rest.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from math import inf
+
+from headstart.core.request import ChoiceRef
+from headstart.scheduler.entries import Choice
+
+_MIN_COMPACTION = 64
+
+
+class Alarms:
+    """`find`: the open choice of a ref, None once it has ended."""
+
+    def __init__(self, find: Callable[[ChoiceRef], Choice | None]) -> None:
+        self._find = find
+        self._heap: list[tuple[float, int, int, ChoiceRef]] = []
+        self._num_set = 0
+        self._compact_at = _MIN_COMPACTION
+        self.next_at = inf  # the earliest alarm's time
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def set(self, choice: Choice, at: float) -> None:
+        """Choices have several, each of which rings once."""
+        self._num_set += 1
+        heapq.heappush(self._heap, (at, choice.order, self._num_set, choice.ref))
+        if len(self._heap) >= self._compact_at:
+            self._compact()
+        self.next_at = self._heap[0][0]
+
+    def due(self, now: float) -> Iterator[Choice]:
+        """Take the alarms up to `now`: whose they are, one after the other. More may be set meanwhile."""
+        while self.next_at <= now:
+            entry = heapq.heappop(self._heap)
+            self.next_at = self._heap[0][0] if self._heap else inf
+            choice = self._open(entry)
+            if choice is not None:
+                yield choice
+
+    def _open(self, entry: tuple[float, int, int, ChoiceRef]) -> Choice | None:
+        _, order, _, ref = entry
+        choice = self._find(ref)
+        return choice if choice is not None and choice.order == order else None
+
+    def _compact(self) -> None:
+        self._heap = [entry for entry in self._heap if self._open(entry) is not None]
+        heapq.heapify(self._heap)
+        self._compact_at = _MIN_COMPACTION + 2 * len(self._heap)
