@@ -93,6 +93,7 @@ class DecodeScheduler:
         self._alarms = Alarms(self._desk.get)
         self._gateways = Gateways(limits.gateway_silence_s, clock.now())
         self._links_due = inf
+        self._due_at = -inf  # when something is to be done here at the latest; -inf where that has to be found out
         self._next_step = 0
         self._is_draining = False
         self._gives_up = False
@@ -117,6 +118,7 @@ class DecodeScheduler:
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def handle(self, sender: str, message: Message) -> None:
+        self._due_at = -inf
         match message:
             case Submit() | Cancel() | Flush() | Membership():
                 self._gateways.heard(sender, self._clock.now())
@@ -191,6 +193,7 @@ class DecodeScheduler:
         self._send(sender, Flushed(message.flush_id, ok=True, num_pages=self._cache.flush()))
 
     def on_transfer(self, event: TransferEvent) -> None:
+        self._due_at = -inf
         match event:
             case Notice():
                 notice = decode_notice(event.payload)
@@ -210,11 +213,19 @@ class DecodeScheduler:
     # ---- time --------------------------------------------------------------------------------------------------------
 
     def advance(self) -> float | None:
+        """Most passes only take a step's output: nothing else has happened since the last, and nothing is due."""
         now = self._clock.now()
         if now >= self._alarms.next_at:
             self._ring(now)
         for gateway, silence_s in self._gateways.look(now):
             self._leave(gateway, silence_s)
+        if now >= self._due_at or self._board.stirred or self._calls.are_watched:
+            self._look_around(now)
+        silent_at = self._gateways.silent_at() if len(self._desk) else inf
+        wakeup = min(self._due_at, silent_at)
+        return None if wakeup == inf else wakeup
+
+    def _look_around(self, now: float) -> None:
         if now >= self._links_due:
             self._board.stirred = True
         self._links_due = self._links.advance(now)
@@ -223,7 +234,7 @@ class DecodeScheduler:
             self._ask_for_ends()
         self._admission.advance()
         self._desk.flush()
-        return self._wakeup(now)
+        self._due_at = min(self._links_due, self._calls.wakeup(now), self._fetching.ask_at, self._alarms.next_at)
 
     def _ring(self, now: float) -> None:
         """End what is past its deadline; nothing waits for others with half of its time behind it."""
@@ -249,12 +260,6 @@ class DecodeScheduler:
                 self._send(gateway, request)
         if not self._gives_up and self._calls.are_given_up(self._limits.give_up_after_s):
             self._gives_up = self._is_draining = True
-
-    def _wakeup(self, now: float) -> float | None:
-        silent_at = self._gateways.silent_at() if len(self._desk) else inf
-        known = self._links_due, self._calls.wakeup(now), self._fetching.ask_at, self._alarms.next_at, silent_at
-        wakeup = min(known)
-        return None if wakeup == inf else wakeup
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
