@@ -69,6 +69,7 @@ class Board:
         return pages_in_reserve(len(choice.sequence), choice.max_len, reserved, num_pages, self.page_size)
 
     def reserved(self) -> int:
+        self.settle()
         return sum(self.reserve(entry.choice, len(entry.lease.pages)) for entry in self.holders())
 
     # ---- moves -------------------------------------------------------------------------------------------------------
@@ -149,6 +150,7 @@ class Board:
         """Take the entry out and release what it holds. Pages that a writer or the launched step may touch stay
         inflight; its choice has no entry afterwards."""
         ref = entry.choice.ref
+        self.settle()
         del self.entries[ref]
         self.stirred = True
         if isinstance(entry, Waiting):
@@ -200,13 +202,18 @@ class Board:
         num_new = 1 if num_shared < entry.prompt_pages else OUTPUT_PAGES
         return (num_shared + num_new) * self.page_size
 
-    def step_over(self) -> Launched | None:
+    def settle(self) -> None:
+        """Rows have their tokens from now on, also where their steps were taken in leaps."""
+        if self.launched is not None and self.launched.owed is not None:
+            self.launched.settle()
+
+    def step_over(self) -> None:
         """The launched step has ended: it touches no page any more."""
+        self.settle()
         launched, self.launched = self.launched, None
         for pages in launched.held if launched is not None else ():
             self.cache.unhold(pages)
             self.stirred = True
-        return launched
 
     # ---- proof -------------------------------------------------------------------------------------------------------
 

@@ -47,11 +47,11 @@ from headstart.scheduler.entries import Choice, Preparing, Waiting
 from headstart.scheduler.fetch import Fetching
 from headstart.scheduler.gateways import Gateways
 from headstart.scheduler.growth import Growth
-from headstart.scheduler.leap import Draw, leap, num_free_steps, num_row_steps
+from headstart.scheduler.leap import leap, num_free_steps, num_row_steps
 from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.links import Links
 from headstart.scheduler.route import Router
-from headstart.scheduler.steps import Launched, Part, make_batch, share_out
+from headstart.scheduler.steps import Draw, Launched, Part, make_batch, share_out
 from headstart.scheduler.stop import find_stop
 from headstart.transfer.contract import Notice, PageDigests, PeerLost, TransferEvent
 
@@ -318,6 +318,7 @@ class DecodeScheduler:
         """By gateway, the last `num_tokens` of each row of the launched step: what leaps left to be said."""
         launched = self._board.launched
         assert launched is not None
+        launched.settle()
         return self._desk.last_tokens((part.entry.choice for part in launched.parts), num_tokens)
 
     def _apply(self, part: Part, sampled: Sampled | None) -> None:

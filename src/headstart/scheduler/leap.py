@@ -8,21 +8,15 @@ whatever the loop would look at between the steps.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 from sys import maxsize
 
 import numpy as np
 
-from headstart.core.arrays import Int32Array
 from headstart.core.errors import InvariantError
 from headstart.core.layout import pages_for
-from headstart.core.request import Request
 from headstart.scheduler.board import Board
 from headstart.scheduler.entries import Running
-from headstart.scheduler.steps import Part
-
-Draw = Callable[[Request, int, int], Int32Array]
-"""(request, first, count): outputs [first, first + count), of which none is banned."""
+from headstart.scheduler.steps import Draw, Launched, Owed, Part
 
 
 def num_free_steps(board: Board, row_steps: int) -> int:
@@ -35,7 +29,7 @@ def num_free_steps(board: Board, row_steps: int) -> int:
         return 0
     if board.calls.are_watched:
         return 0
-    return _with_pages(board, launched.parts, row_steps)
+    return _with_pages(board, launched, row_steps)
 
 
 def num_row_steps(board: Board, draw: Draw) -> int:
@@ -48,33 +42,43 @@ def num_row_steps(board: Board, draw: Draw) -> int:
         num_steps = min(num_steps, _free_of(part, draw))
         if num_steps <= 0:
             return 0
+    launched.room = min(_room(board, part) for part in launched.parts)
     return num_steps
 
 
 def leap(board: Board, num_steps: int, draw: Draw, first_end: float) -> None:
-    """Apply the launched step, which ends at `first_end`, and those after it: `num_steps` free ones in all."""
+    """Apply the launched step, which ends at `first_end`, and those after it: `num_steps` free ones in all. The rows owe
+    their outputs from now on."""
     launched = board.launched
     assert launched is not None
-    size = board.page_size
+    if launched.num_owed + num_steps >= launched.room:
+        _take_pages(board, launched, num_steps)
+    if launched.owed is not None:
+        first_end = launched.owed.first_end
+    launched.owed = Owed(launched.num_owed + num_steps, draw, first_end)
+    launched.step_id += num_steps
+    board.counters["steps"] += num_steps
+    board.counters["output_tokens"] += num_steps * len(launched.parts)
+
+
+def _take_pages(board: Board, launched: Launched, num_steps: int) -> None:
+    """For the steps up to the one after the next `num_steps`, in the order in which passes would."""
+    stop, size = launched.num_owed + num_steps + 1, board.page_size
     crossings: dict[int, list[Running]] = defaultdict(list)  # step -> entries that need a page for the one after it
     for part in launched.parts:
-        entry, choice = part.entry, part.entry.choice
-        sequence = choice.sequence
-        room = len(entry.lease.pages) * size - sequence.num_computed
-        for step in range(room, num_steps + 1, size):
-            crossings[step].append(entry)
-        sequence.extend(draw(choice.request, sequence.num_outputs, num_steps))
-        sequence.num_computed += num_steps
-        if "first_token" not in choice.record.marks:
-            choice.record.mark("first_token", first_end)
+        for step in range(_room(board, part), stop, size):
+            crossings[step].append(part.entry)
     for _, entries in sorted(crossings.items()):
         board.cache.make_room(len(entries), [(entry.lease, 1) for entry in entries])
         for entry in entries:
             if not board.cache.try_extend(entry.lease, 1):
                 raise InvariantError("a free step lacks a page")
-    launched.step_id += num_steps
-    board.counters["steps"] += num_steps
-    board.counters["output_tokens"] += num_steps * len(launched.parts)
+    launched.room = min(_room(board, part) for part in launched.parts)
+
+
+def _room(board: Board, part: Part) -> int:
+    """Steps that the row has pages for, from the launched one on and those it owes included."""
+    return len(part.entry.lease.pages) * board.page_size - part.entry.choice.sequence.num_computed
 
 
 def _free_of(part: Part, draw: Draw) -> int:
@@ -93,11 +97,12 @@ def _free_of(part: Part, draw: Draw) -> int:
     return num_steps
 
 
-def _with_pages(board: Board, parts: list[Part], num_steps: int) -> int:
+def _with_pages(board: Board, launched: Launched, num_steps: int) -> int:
     """The most of `num_steps` steps for which there are pages without a retraction."""
-    available = board.cache.num_available()
+    parts, available = launched.parts, board.cache.num_available()
     if len(parts) * (num_steps // board.page_size + 1) <= available:
         return num_steps
+    launched.settle()
     if _pages_taken(board, parts, num_steps) <= available:
         return num_steps
     low, high = 0, num_steps  # enough for low, not for high

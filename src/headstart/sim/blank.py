@@ -26,7 +26,7 @@ class Tape:
         self._ids = np.concatenate((ids, ids))
 
     def read(self, request: Request, first: int, count: int) -> Int32Array:
-        """Outputs [first, first + count) where no id is banned. Satisfies `scheduler.leap.Draw`."""
+        """Outputs [first, first + count) where no id is banned. Satisfies `scheduler.steps.Draw`."""
         start = self._place(request.sampling.seed, request.ref.choice, first)
         if count > TAPE_LEN:
             return np.resize(self._ids[start : start + TAPE_LEN], count)
