@@ -15,7 +15,7 @@ import numpy as np
 from headstart.core.errors import InvariantError
 from headstart.core.layout import pages_for
 from headstart.scheduler.board import Board
-from headstart.scheduler.entries import Running
+from headstart.scheduler.entries import Choice, Running
 from headstart.scheduler.steps import Draw, Launched, Owed, Part
 
 
@@ -35,15 +35,22 @@ def num_free_steps(board: Board, row_steps: int) -> int:
 def num_row_steps(board: Board, draw: Draw) -> int:
     """The same as far as the launched rows tell, pages and all that is not a row apart. Stays right while they run, but
     for the steps that are taken."""
-    launched, num_steps = board.launched, maxsize
+    launched, num_steps, room = board.launched, maxsize, maxsize
     if launched is None or launched.left:
         return 0
     for part in launched.parts:
-        num_steps = min(num_steps, _free_of(part, draw))
-        if num_steps <= 0:
+        request, sequence = part.entry.choice.request, part.entry.choice.sequence
+        if not part.samples or part.num_new > 1 or request.num_top_logprobs is not None:
             return 0
-    launched.room = min(_room(board, part) for part in launched.parts)
-    return num_steps
+        until_end = request.stop.max_new_tokens - sequence.num_outputs
+        until_commit = part.entry.commit_at - sequence.num_computed
+        num_steps = min(num_steps, until_end - 1, until_commit - 1)
+        room = min(room, len(part.entry.lease.pages) * board.page_size - sequence.num_computed)
+    launched.room = room
+    for part in launched.parts:
+        if num_steps > 0 and part.entry.choice.request.stop.stop_token_ids:
+            num_steps = _before_stop(part.entry.choice, num_steps, draw)
+    return max(0, num_steps)
 
 
 def leap(board: Board, num_steps: int, draw: Draw, first_end: float) -> None:
@@ -65,36 +72,28 @@ def _take_pages(board: Board, launched: Launched, num_steps: int) -> None:
     """For the steps up to the one after the next `num_steps`, in the order in which passes would."""
     stop, size = launched.num_owed + num_steps + 1, board.page_size
     crossings: dict[int, list[Running]] = defaultdict(list)  # step -> entries that need a page for the one after it
+    room = maxsize
     for part in launched.parts:
-        for step in range(_room(board, part), stop, size):
-            crossings[step].append(part.entry)
+        entry = part.entry
+        steps = range(len(entry.lease.pages) * size - entry.choice.sequence.num_computed, stop, size)
+        for step in steps:
+            crossings[step].append(entry)
+        room = min(room, steps.start + len(steps) * size)
+    launched.room = room
     for _, entries in sorted(crossings.items()):
         board.cache.make_room(len(entries), [(entry.lease, 1) for entry in entries])
         for entry in entries:
             if not board.cache.try_extend(entry.lease, 1):
                 raise InvariantError("a free step lacks a page")
-    launched.room = min(_room(board, part) for part in launched.parts)
 
 
-def _room(board: Board, part: Part) -> int:
-    """Steps that the row has pages for, from the launched one on and those it owes included."""
-    return len(part.entry.lease.pages) * board.page_size - part.entry.choice.sequence.num_computed
-
-
-def _free_of(part: Part, draw: Draw) -> int:
-    """Free steps of one row, pages apart."""
-    entry, choice = part.entry, part.entry.choice
-    request, sequence = choice.request, choice.sequence
-    if not part.samples or part.num_new > 1 or request.num_top_logprobs is not None:
+def _before_stop(choice: Choice, num_steps: int, draw: Draw) -> int:
+    """Those of `num_steps` steps that come before the one which draws a stop id."""
+    request, num_outputs = choice.request, choice.sequence.num_outputs
+    if num_outputs < request.stop.min_new_tokens:
         return 0
-    until_end = request.stop.max_new_tokens - sequence.num_outputs
-    num_steps = min(until_end, entry.commit_at - sequence.num_computed) - 1
-    if request.stop.stop_token_ids and num_steps > 0:
-        if sequence.num_outputs < request.stop.min_new_tokens:
-            return 0
-        stops = np.isin(draw(request, sequence.num_outputs, num_steps), request.stop.stop_token_ids)
-        num_steps = int(stops.argmax()) if stops.any() else num_steps
-    return num_steps
+    stops = np.isin(draw(request, num_outputs, num_steps), request.stop.stop_token_ids)
+    return int(stops.argmax()) if stops.any() else num_steps
 
 
 def _with_pages(board: Board, launched: Launched, num_steps: int) -> int:

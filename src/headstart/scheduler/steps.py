@@ -64,7 +64,8 @@ class Launched:
             choice, sequence = part.entry.choice, part.entry.choice.sequence
             sequence.extend(draw(choice.request, sequence.num_outputs, num_steps))
             sequence.num_computed += num_steps
-            choice.record.mark("first_token", first_end)
+            if "first_token" not in choice.record.marks:
+                choice.record.mark("first_token", first_end)
 
     def has(self, entry: Running) -> bool:
         return any(part.entry is entry for part in self.parts)
