@@ -48,11 +48,12 @@ class Admitted:
 class Pass:
     """What one pass has promised so far."""
 
-    reserved: int  # pages in reserve, those of the admitted included
     now: float
     turns: Turns
     admitted: list[Admitted] = field(default_factory=list)
     num_new: int = 0  # pages to allocate for the admitted
+    num_reserved: int = 0  # pages in reserve for the admitted
+    reserved_before: int | None = None  # pages in reserve for others, once somebody had to know
     calls: dict[WorkerRef, list[int]] = field(default_factory=dict)  # prompt tokens of calls to open
     num_vain: int = 0
     no_credit: tuple[float, float] = inf, -inf  # shortest and longest prompt that found none
@@ -72,9 +73,7 @@ class Admission:
             return
         board.stirred = False
         if len(board.line):
-            admissions = Pass(
-                board.reserved(), self._clock.now(), Turns(board.preparing.values(), board.cache.num_pages)
-            )
+            admissions = Pass(self._clock.now(), Turns(board.preparing.values(), board.cache.num_pages))
             self._scan(admissions)
             self._allocate(admissions)
 
@@ -113,7 +112,7 @@ class Admission:
         blocked = None
         if self._waits_its_turn(entry, num_new, pick, admissions):
             blocked = Blocked.TURN
-        elif self._room(admissions, match) < num_new + (0 if self._is_alone(admissions) else reserve):
+        elif not self._has_room(num_new + (0 if self._is_alone(admissions) else reserve), admissions, match):
             blocked = Blocked.PAGES
         elif isinstance(pick, NoLink):
             blocked = Blocked.CREDIT
@@ -131,7 +130,7 @@ class Admission:
         pick = self._pick(entry.choice, hint.prefix_len, admissions)
         if self._waits_its_turn(entry, hint.num_new, pick, admissions):
             return Blocked.TURN
-        if self._room(admissions) < hint.pages_wanted:
+        if not self._has_room(hint.pages_wanted, admissions):
             return Blocked.PAGES
         return Blocked.CREDIT if isinstance(pick, NoLink) else None
 
@@ -149,10 +148,19 @@ class Admission:
     def _waits_its_turn(self, entry: Waiting, num_new: int, pick: Local | Link | NoLink, admissions: Pass) -> bool:
         return isinstance(pick, Link) and not entry.retracted and admissions.turns.waits(entry, pick.worker, num_new)
 
-    def _room(self, admissions: Pass, match: Match | None = None) -> int:
-        """Pages beyond `match` that neither this pass has promised nor anyone is expected to grow into."""
-        available = self._board.cache.num_available(match) - admissions.num_new
-        return available if self._is_alone(admissions) else available - admissions.reserved
+    def _has_room(self, num_pages: int, admissions: Pass, match: Match | None = None) -> bool:
+        """Whether there are so many pages beyond `match` that neither this pass has promised nor anyone is expected to
+        grow into. Where there are plenty it need not be known how many those are."""
+        board = self._board
+        left = board.cache.num_available(match) - admissions.num_new - num_pages
+        if self._is_alone(admissions):
+            return left >= 0
+        left -= admissions.num_reserved
+        if left >= board.most_reserved():
+            return True
+        if admissions.reserved_before is None:
+            admissions.reserved_before = board.reserved()
+        return left >= admissions.reserved_before
 
     def _is_alone(self, admissions: Pass) -> bool:
         """Nobody else holds pages, so nobody is helped by a reserve."""
@@ -172,7 +180,7 @@ class Admission:
         board.claim(choice, lease)
         admissions.admitted.append(Admitted(choice, lease, num_new, pick))
         admissions.num_new += num_new
-        admissions.reserved += reserve
+        admissions.num_reserved += reserve
         if isinstance(pick, Link):
             admissions.calls.setdefault(pick.worker, []).append(len(choice.sequence) - 1)
             admissions.turns.take(pick.worker, num_new)

@@ -1,6 +1,6 @@
-"""Times at which open choices have to be looked at.
+"""When open choices have to be looked at: each has one alarm, which is set again when it has rung.
 
-Alarms wait in a heap, the earliest first and of the same time the oldest choice's. Those of a choice that has ended are
+Alarms wait in a heap, the earliest first and of the same time the oldest choice's. Those of choices that have ended are
 dropped when they surface, or when they may outnumber the rest.
 """
 
@@ -19,8 +19,7 @@ class Alarms:
 
     def __init__(self, find: Callable[[ChoiceRef], Choice | None]) -> None:
         self._find = find
-        self._heap: list[tuple[float, int, int, ChoiceRef]] = []
-        self._num_set = 0
+        self._heap: list[tuple[float, int, ChoiceRef]] = []  # (time, order of the choice, its ref)
         self._compact_at = _MIN_COMPACTION
         self.next_at = inf  # the earliest alarm's time
 
@@ -28,9 +27,8 @@ class Alarms:
         return len(self._heap)
 
     def set(self, choice: Choice, at: float) -> None:
-        """Choices have several, each of which rings once."""
-        self._num_set += 1
-        heapq.heappush(self._heap, (at, choice.order, self._num_set, choice.ref))
+        """It must have none that is to ring yet."""
+        heapq.heappush(self._heap, (at, choice.order, choice.ref))
         if len(self._heap) >= self._compact_at:
             self._compact()
         self.next_at = self._heap[0][0]
@@ -44,8 +42,8 @@ class Alarms:
             if choice is not None:
                 yield choice
 
-    def _open(self, entry: tuple[float, int, int, ChoiceRef]) -> Choice | None:
-        _, order, _, ref = entry
+    def _open(self, entry: tuple[float, int, ChoiceRef]) -> Choice | None:
+        _, order, ref = entry
         choice = self._find(ref)
         return choice if choice is not None and choice.order == order else None
 

@@ -7,6 +7,7 @@ from sys import maxsize
 import numpy as np
 
 from headstart.core.errors import InvariantError
+from headstart.core.layout import pages_for
 from headstart.core.messages import TicketRef
 from headstart.core.request import ChoiceRef
 from headstart.kv.cache import PageLease, PrefixCache
@@ -67,6 +68,10 @@ class Board:
         """Pages that `choice`, holding `num_pages`, is expected to grow into."""
         reserved = self.limits.num_reserved_decode_tokens
         return pages_in_reserve(len(choice.sequence), choice.max_len, reserved, num_pages, self.page_size)
+
+    def most_reserved(self) -> int:
+        """Never less than `reserved`: every holder has pages for all its tokens but the last."""
+        return self.num_holders * pages_for(self.limits.num_reserved_decode_tokens + 1, self.page_size)
 
     def reserved(self) -> int:
         self.settle()
@@ -230,6 +235,8 @@ class Board:
         leases = [entry.lease for entry in self.holders()]
         if len({id(lease) for lease in leases}) != len(leases):
             raise InvariantError("two entries own one lease")
+        if self.reserved() > self.most_reserved():
+            raise InvariantError("a holder lacks pages for tokens before its last one")
         if not self.claims.leaders() <= {entry.choice.ref for entry in self.holders()}:
             raise InvariantError("a claim outlives its leader")
         self._check_calls()

@@ -137,14 +137,14 @@ class CallTable:
         self._cache.open_write(call.pages)
         self._calls[call.ref] = call
 
-    def credit_used(self, worker: WorkerRef) -> int:
-        """Prompt tokens of the calls that `worker` still works on."""
-        working = (Phase.OPEN, Phase.LOOSE)
-        return sum(call.end for call in self._calls.values() if call.worker == worker and call.phase in working)
-
-    def num_working(self, worker: WorkerRef) -> int:
-        working = (Phase.OPEN, Phase.LOOSE)
-        return sum(call.worker == worker and call.phase in working for call in self._calls.values())
+    def usage(self, worker: WorkerRef) -> tuple[int, int]:
+        """How many calls `worker` still works on, and their prompt tokens."""
+        num_calls = num_tokens = 0
+        for call in self._calls.values():
+            if call.phase in (Phase.OPEN, Phase.LOOSE) and call.worker == worker:
+                num_calls += 1
+                num_tokens += call.end
+        return num_calls, num_tokens
 
     def of(self, worker: WorkerRef) -> list[Call]:
         return [call for call in self._calls.values() if call.worker == worker]

@@ -175,7 +175,6 @@ class DecodeScheduler:
         if stop is not None:
             self._desk.finish(choice, stop)
             return
-        self._alarms.set(choice, choice.deadline)
         self._alarms.set(choice, choice.half_time)
         self._board.wait(choice)
 
@@ -221,8 +220,7 @@ class DecodeScheduler:
             self._leave(gateway, silence_s)
         if now >= self._due_at or self._board.stirred or self._calls.are_watched:
             self._look_around(now)
-        silent_at = self._gateways.silent_at() if len(self._desk) else inf
-        wakeup = min(self._due_at, silent_at)
+        wakeup = min(self._due_at, self._gateways.silent_at) if self._board.entries else self._due_at
         return None if wakeup == inf else wakeup
 
     def _look_around(self, now: float) -> None:
@@ -239,13 +237,17 @@ class DecodeScheduler:
     def _ring(self, now: float) -> None:
         """End what is past its deadline; nothing waits for others with half of its time behind it."""
         for choice in self._alarms.due(now):
-            entry = self._board.entries[choice.ref]
             if now >= choice.deadline:
                 self._end(choice, ErrorCode.DEADLINE, "the request's deadline has passed")
-            elif isinstance(entry, Waiting):
+                continue
+            next_look = choice.deadline
+            entry = self._board.entries[choice.ref]
+            if isinstance(entry, Waiting):
                 self._board.stop_following(choice)
             elif isinstance(entry, Preparing) and self._fetching.look_after(entry):
-                self._alarms.set(choice, now + max((choice.deadline - now) / 2, MIN_LOOK_S))
+                next_look = min(next_look, now + max((choice.deadline - now) / 2, MIN_LOOK_S))
+            if self._desk.get(choice.ref) is choice:
+                self._alarms.set(choice, next_look)
 
     def _leave(self, gateway: str, silence_s: float) -> None:
         for choice in self._desk.of(gateway):

@@ -11,12 +11,14 @@ class Gateways:
         self._silence_s = silence_s
         self._heard: dict[str, float] = {}
         self._looked_at = now
+        self.silent_at = inf  # when one has been silent for too long, if nothing is heard of any before
 
     def names(self) -> list[str]:
         return sorted(self._heard)
 
     def heard(self, gateway: str, now: float) -> None:
         self._heard[gateway] = now
+        self._note_silence()
 
     def look(self, now: float) -> list[tuple[str, float]]:
         """The gateways that are given up now, and for how long nothing was heard of them. Comes round all the time."""
@@ -24,17 +26,18 @@ class Gateways:
         self._looked_at = now
         if stood_still_s > OWN_STALL_S:
             self._heard = {gateway: min(now, heard + stood_still_s) for gateway, heard in self._heard.items()}
-        if now < self.silent_at():
+            self._note_silence()
+        if now < self.silent_at:
             return []
         silent = [(name, now - heard) for name, heard in self._heard.items() if now >= heard + self._silence_s]
         for name, _ in silent:
             del self._heard[name]
+        self._note_silence()
         return silent
 
     def skip_looks(self, now: float) -> None:
         """It was looked until `now`, and nobody was silent."""
         self._looked_at = now
 
-    def silent_at(self) -> float:
-        """When one has been silent for too long, if nothing is heard of any before."""
-        return min(self._heard.values(), default=inf) + self._silence_s
+    def _note_silence(self) -> None:
+        self.silent_at = min(self._heard.values(), default=inf) + self._silence_s

@@ -38,8 +38,9 @@ class Router:
             return Local.CHUNKED
 
         def usage(worker: WorkerRef) -> tuple[int, int]:
-            soon = planned.get(worker, [])
-            return self._calls.num_working(worker) + len(soon), self._calls.credit_used(worker) + sum(soon)
+            num_calls, num_tokens = self._calls.usage(worker)
+            soon = planned.get(worker, ())
+            return num_calls + len(soon), num_tokens + sum(soon)
 
         end = len(choice.sequence) - 1
         link = self._links.choose(choice.ranking, end, choice.failed_on, usage, now)

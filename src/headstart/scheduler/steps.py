@@ -99,20 +99,19 @@ def make_batch(step_id: int, parts: list[Part]) -> Batch:
     rows: list[Row] = []
     for row_id, part in enumerate(parts):
         choice, pages = part.entry.choice, part.entry.lease.pages
-        start = choice.sequence.num_computed
-        tokens = choice.sequence.span(start, start + part.num_new)
-        sample = sample_spec(choice) if part.samples else None
-        rows.append(Row(row_id, tokens, start, pages, sample, choice.request.namespace))
+        start, tokens = choice.sequence.num_computed, choice.sequence.tokens
+        sample = sample_spec(choice, tokens) if part.samples else None
+        rows.append(Row(row_id, tokens[start : start + part.num_new], start, pages, sample, choice.request.namespace))
     return Batch(step_id, tuple(rows))
 
 
-def sample_spec(choice: Choice) -> SampleSpec:
+def sample_spec(choice: Choice, context: Int32Array) -> SampleSpec:
     request, sequence = choice.request, choice.sequence
     return SampleSpec(
         request.sampling,
         request.ref.choice,
         sequence.num_outputs,
-        sequence.tokens,
+        context,
         sequence.prompt_len,
         banned_ids(request, sequence),
         request.num_top_logprobs,
