@@ -235,7 +235,7 @@ class Board:
         leases = [entry.lease for entry in self.holders()]
         if len({id(lease) for lease in leases}) != len(leases):
             raise InvariantError("two entries own one lease")
-        if self.reserved() > self.most_reserved():
+        if any(len(entry.lease.pages) * self.page_size < len(entry.choice.sequence) - 1 for entry in self.holders()):
             raise InvariantError("a holder lacks pages for tokens before its last one")
         if not self.claims.leaders() <= {entry.choice.ref for entry in self.holders()}:
             raise InvariantError("a claim outlives its leader")
