@@ -124,8 +124,11 @@ class Desk:
     def say(self, choice: Choice, sampled: Sampled) -> None:
         """Queue the token just appended for this step's message."""
         request, index = choice.request, choice.sequence.num_outputs - 1
-        wanted = () if request.num_top_logprobs is None else _logprobs(sampled)
-        self._deltas[choice.gateway].append(TokenDelta(request.ref, index, (sampled.token_id,), *wanted))
+        if request.num_top_logprobs is None:
+            delta = TokenDelta(request.ref, index, (sampled.token_id,))
+        else:
+            delta = TokenDelta(request.ref, index, (sampled.token_id,), *_logprobs(sampled))
+        self._deltas[choice.gateway].append(delta)
 
     @staticmethod
     def last_tokens(choices: Iterable[Choice], num_tokens: int) -> dict[str, Tokens]:
