@@ -53,11 +53,12 @@ class Board:
 
     def num_queued_tokens(self) -> int:
         """Tokens without KV of every choice that does not decode yet."""
-        return sum(
-            entry.choice.sequence.num_missing
-            for entry in self.entries.values()
-            if not isinstance(entry, Running) or entry.choice.sequence.num_missing > 1
-        )
+        num_tokens = 0
+        for entry in self.entries.values():
+            num_missing = entry.choice.sequence.num_missing
+            if num_missing > 1 or not isinstance(entry, Running):
+                num_tokens += num_missing
+        return num_tokens
 
     def holders(self) -> Iterable[Holder]:
         yield from self.preparing.values()
