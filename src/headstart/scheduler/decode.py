@@ -224,6 +224,7 @@ class DecodeScheduler:
         return None if wakeup == inf else wakeup
 
     def _look_around(self, now: float) -> None:
+        """Everything but deadlines and silence that a pass may find to do, and when the next one has to look again."""
         if now >= self._links_due:
             self._board.stirred = True
         self._links_due = self._links.advance(now)
