@@ -151,16 +151,13 @@ class Admission:
     def _has_room(self, num_pages: int, admissions: Pass, match: Match | None = None) -> bool:
         """Whether there are so many pages beyond `match` that neither this pass has promised nor anyone is expected to
         grow into. Where there are plenty it need not be known how many those are."""
-        board = self._board
-        left = board.cache.num_available(match) - admissions.num_new - num_pages
-        if self._is_alone(admissions):
-            return left >= 0
-        left -= admissions.num_reserved
-        if left >= board.most_reserved():
+        board, match_pages = self._board, 0 if match is None else match.num_pages
+        wanted = num_pages + admissions.num_new + admissions.num_reserved
+        if board.cache.num_available() - match_pages - wanted >= board.most_reserved():
             return True
         if admissions.reserved_before is None:
             admissions.reserved_before = board.reserved()
-        return left >= admissions.reserved_before
+        return board.cache.num_available(match) - wanted >= admissions.reserved_before
 
     def _is_alone(self, admissions: Pass) -> bool:
         """Nobody else holds pages, so nobody is helped by a reserve."""
