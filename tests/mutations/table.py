@@ -62,7 +62,7 @@ MUTATIONS = (
     Mutation(
         "pages of a step in flight: those of a call that ends meanwhile are free at once",
         "scheduler/prefill.py",
-        "        self._leave_to_step(run)\n",
+        "            self._cache.hold(pages)\n",
         "",
         ("tests/unit/scheduler/test_prefill.py",),
     ),

@@ -83,9 +83,7 @@ class PageLedger:
         self._owners: _Owners = np.zeros(num_pages, dtype=np.int64)
         self._totals = [0, 0, 0, 0, num_pages]
         self._num_written = 0
-        self._uncounted: dict[
-            int, Int32Array
-        ] = {}  # by id: what readers hold of leased pages and READER does not count
+        self._uncounted: dict[int, Int32Array] = {}  # by id: leased pages with a reader that READER does not count
         self._free: _Index = np.arange(num_pages - 1, -1, -1, dtype=np.intp)  # a stack: [0, num_free) are free
 
     @property

@@ -71,7 +71,7 @@ class PrefillScheduler:
         self._cache = cache
         self._ports = ports
         self._peers = PrefillPeers(worker, kv_spec, limits, ports.transport)
-        self._writes = OpenWrites(worker, kv_spec.page_size, ports.transport, ports.digests)
+        self._writes = OpenWrites(worker, kv_spec.page_size, cache, ports.transport, ports.digests)
         self._kills = KillRequests(cache.num_pages, limits.kill_after_s, self._writes, self._peers)
         self._waiting = PrefillQueue(limits)
         self._runs: dict[CallKey, Run] = {}
@@ -229,6 +229,7 @@ class PrefillScheduler:
             tokens = message.tokens[run.num_computed : stop]
             rows.append(Row(len(rows), tokens, run.num_computed, pages, namespace=message.namespace))
             chunks.append(Chunk(run, num_new, pages))
+            self._cache.hold(pages)
         if not rows:
             return None
         self._step_id += 1
@@ -240,8 +241,7 @@ class PrefillScheduler:
             raise InvariantError(f"output of step {output.step_id}, which is not in flight")
         chunks, self._launched = self._launched, None
         for chunk in chunks:
-            if chunk.is_held:
-                self._cache.unhold(chunk.pages)
+            self._cache.unhold(chunk.pages)
             self._counters["tokens_computed"] += chunk.num_new
             run, message = chunk.run, chunk.run.call.message
             if run.ending is not None:
@@ -309,7 +309,6 @@ class PrefillScheduler:
             return
         message = run.call.message
         del self._runs[run.call.key]
-        self._leave_to_step(run)
         self._cache.release(run.lease)
         if run.ending is None:
             self._counters["completed_calls"] += 1
@@ -317,13 +316,6 @@ class PrefillScheduler:
         if run.ending.answer is not None:
             self._peers.ended(run.call.peer).add(message.ref)
             self._ports.send(run.call.peer, run.ending.answer)
-
-    def _leave_to_step(self, run: Run) -> None:
-        """Its lease is about to go: have the step in flight hold the pages that it may touch."""
-        for chunk in self._launched or ():
-            if chunk.run is run:
-                self._cache.hold(chunk.pages)
-                chunk.is_held = True
 
     # ---- load --------------------------------------------------------------------------------------------------------
 
@@ -347,12 +339,10 @@ class PrefillScheduler:
         )
 
     def check(self) -> None:
-        """Raise InvariantError unless every open write belongs to an open run that leases its pages."""
+        """Raise InvariantError unless every open write belongs to an open run that leases and holds its pages."""
         self._cache.check()
         self._writes.check(self._runs.values())
         if self._runs.keys() & {call.key for call in self._waiting}:
             raise InvariantError("a call waits and runs")
         if any(run.ending is not None and not run.handles for run in self._runs.values()):
             raise InvariantError("a run has ended, has no open write, and was not answered")
-        if any(chunk.run.call.key not in self._runs and not chunk.is_held for chunk in self._launched or ()):
-            raise InvariantError("a step is in flight, and nothing keeps a page that it may touch")

@@ -11,11 +11,12 @@ flushing    the same `Run`, all computed and posted; the lease stays until the l
 ending      the same `Run` with an `Ending`: nothing is computed or posted any more; the lease stays as above.
 closed      holds nothing; its ref is remembered (`prefill_peers.EndedRefs`).
 
-Invariant: the source pages of an open handle are leased by its run, the pages of a launched chunk are leased by its run
-or, once that is closed, held by the step; and a call is answered only when none of its handles is open.
+Invariant: the source pages of an open handle are leased by its run and held by the handle, and a call is answered
+only when none of its handles is open.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headstart.core.arrays import Int32Array
 from headstart.core.layout import pages_for
@@ -83,11 +84,9 @@ class Run:
         return self.cursor, max(self.cursor, self.num_computed // page_size)
 
 
-@dataclass(slots=True, eq=False)
-class Chunk:
-    """A row of the launched step, and the pages that it may touch until its output."""
+class Chunk(NamedTuple):
+    """A row of the launched step: the pages it may touch are held until its output."""
 
     run: Run
     num_new: int
     pages: Int32Array
-    is_held: bool = False  # for the step, since the run has closed

@@ -6,22 +6,26 @@ from typing import NamedTuple
 from headstart.core.arrays import Int32Array
 from headstart.core.errors import InvariantError
 from headstart.core.messages import ChunkNotice, WorkerRef, encode_notice
+from headstart.kv.cache import PrefixCache
 from headstart.scheduler.prefill_calls import Run
 from headstart.scheduler.seals import seal
 from headstart.transfer.contract import PageDigests, Transport
 
 
 class Write(NamedTuple):
-    """An open handle. Its source pages are leased by its run until it has ended."""
+    """An open handle. Its source pages are held in the cache until it has ended."""
 
     run: Run
     pages: Int32Array
 
 
 class OpenWrites:
-    def __init__(self, worker: WorkerRef, page_size: int, transport: Transport, digests: PageDigests) -> None:
+    def __init__(
+        self, worker: WorkerRef, page_size: int, cache: PrefixCache, transport: Transport, digests: PageDigests
+    ) -> None:
         self._worker = worker
         self._page_size = page_size
+        self._cache = cache
         self._transport = transport
         self._digests = digests
         self._writes: dict[int, Write] = {}
@@ -38,6 +42,7 @@ class OpenWrites:
         seals = self._seals(run, src) if message.verify else b""
         notice = ChunkNotice(self._worker, message.ref, cursor - first, limit - cursor, run.hit_len, seals)
         handle = self._transport.write(run.call.peer, src, dst, encode_notice(notice))
+        self._cache.hold(src)
         self._writes[handle] = Write(run, src)
         run.handles.add(handle)
         run.cursor = limit
@@ -52,6 +57,7 @@ class OpenWrites:
         write = self._writes.pop(handle, None)
         if write is None:
             return None
+        self._cache.unhold(write.pages)
         write.run.handles.remove(handle)
         return write.run
 
