@@ -21,6 +21,7 @@ from headstart.bench.trace import TraceRequest, read_trace
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
 from headstart.plan.deployment import deployment_of
 from headstart.plan.options import ClusterOptions, CostOptions, DeploymentOptions, WorkerOptions
+from headstart.sim.garbage import rare_collections
 from headstart.sim.spec import WorldSpec
 from headstart.sim.world import World
 
@@ -116,10 +117,11 @@ def simulate(spec: WorldSpec, arrivals: Iterator[tuple[float, Request]], num_req
         ask_next()
 
     ask_next()
-    while num_asked < num_requests:
-        world.step()
-    while any(not handle.is_done for handle in world.handles):
-        world.run_for(0.1)
+    with rare_collections():
+        while num_asked < num_requests:
+            world.step()
+        while any(not handle.is_done for handle in world.handles):
+            world.run_for(0.1)
     wall_s, cpu_s = perf_counter() - wall_s, process_time() - cpu_s
     look_back()
     if num_finished < num_requests:

@@ -26,6 +26,7 @@ from headstart.plan.options import SimulateOptions
 from headstart.plan.target import SimClient, SimTarget, facts_of
 from headstart.plan.virtual import VirtualTime
 from headstart.plan.watch import Watch, workers_table
+from headstart.sim.garbage import rare_collections
 from headstart.sim.world import World
 
 WARM_S = 1.0
@@ -81,7 +82,8 @@ def simulated_row(
     watch.start()
     target = SimTarget(label, SimClient(world, time, deployment), facts_of(deployment))
     means = Means(source, time, on_record=on_record, sleep=time.sleep, keeps_requests=keeps_requests)
-    row = time.run(measure(plan, target, means))
+    with rare_collections():
+        row = time.run(measure(plan, target, means))
     ended_s = world.clock.now()
     return {**row, "workers": watch.between(ended_s - row["duration"], ended_s)}
 
