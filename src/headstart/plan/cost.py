@@ -12,6 +12,7 @@ KV tokens read are those of distinct pages where attention reads a shared prefix
 of a fit are its own; those of a sheet come from `plan.sheet`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,23 +92,45 @@ class CostModel:
 
     def decode_time(self, shape: StepShape) -> float:
         """Seconds of a decode worker's step, prompt tokens that it computes itself included."""
-        return step_time(self.decode, shape, shape.unique_tokens if self.prefix_shared else shape.context_tokens)
+        return next(self.decode_times(shape))
+
+    def decode_times(self, shape: StepShape) -> Iterator[float]:
+        """The same of that step and of those after it. See `sim.cost.StepTimes`."""
+        return step_times(self.decode, shape, shape.unique_tokens if self.prefix_shared else shape.context_tokens)
 
     def prefill_time(self, shape: StepShape) -> float:
-        return step_time(self.prefill, shape, shape.context_tokens)
+        return next(step_times(self.prefill, shape, shape.context_tokens))
 
     def link_time(self, num_bytes: int) -> float:
         return self.link.latency_s + num_bytes * self.link.byte_s
 
 
-def step_time(costs: StepCoefficients, shape: StepShape, read_tokens: int) -> float:
-    """Seconds of one step that reads `read_tokens` tokens of KV. The formula is the module's."""
+@dataclass(frozen=True, slots=True)
+class DecodeCost:
+    """A model's `decode_time`. Satisfies `sim.cost.Foresees`."""
+
+    model: CostModel
+
+    def __call__(self, shape: StepShape) -> float:
+        return self.model.decode_time(shape)
+
+    def times(self, shape: StepShape) -> Iterator[float]:
+        return self.model.decode_times(shape)
+
+
+def step_times(costs: StepCoefficients, shape: StepShape, read_tokens: int) -> Iterator[float]:
+    """Seconds of a step that reads `read_tokens` tokens of KV, and of those after it: each row has one token more to read
+    in each. The formula is the module's."""
     padded = -(-shape.num_new // costs.row_tile) * costs.row_tile
     experts_s = costs.experts.read_s * (1 - (1 - costs.experts.token_share) ** shape.num_new)
-    linear = (costs.weights_s + experts_s, costs.row_s * padded)
-    attention = (costs.kv_token_s * read_tokens, costs.pair_s * shape.pair_tokens)
-    together = max if costs.overlaps else sum
-    return costs.fixed_s + together(linear) + together(attention) + costs.request_s * shape.num_rows
+    weights_s, rows_s = costs.weights_s + experts_s, costs.row_s * padded
+    fixed_s = costs.fixed_s + (max(weights_s, rows_s) if costs.overlaps else weights_s + rows_s)
+    sampling_s, pair_tokens = costs.request_s * shape.num_rows, shape.pair_tokens
+    while True:
+        kv_s, pairs_s = costs.kv_token_s * read_tokens, costs.pair_s * pair_tokens
+        yield fixed_s + (max(kv_s, pairs_s) if costs.overlaps else kv_s + pairs_s) + sampling_s
+        read_tokens += shape.num_rows
+        pair_tokens += shape.num_rows
 
 
 def save_model(model: CostModel, path: Path) -> None:

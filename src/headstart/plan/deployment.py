@@ -9,7 +9,7 @@ from headstart.config.settings import CacheSettings, StepSettings
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import POLICIES
 from headstart.plan.calibrate import calibrate
-from headstart.plan.cost import CostModel, load_model
+from headstart.plan.cost import CostModel, DecodeCost, load_model
 from headstart.plan.hardware import card_named
 from headstart.plan.models import model_named
 from headstart.plan.options import Auto, CostOptions, DeploymentOptions, LimitOptions, SheetOptions
@@ -114,7 +114,7 @@ def world_spec(hardware: Hardware, options: DeploymentOptions) -> WorldSpec:
             control_delay_s=(message_s, message_s),
             link_time=costs.link_time,
             prefill_cost=costs.prefill_time,
-            decode_cost=costs.decode_time,
+            decode_cost=DecodeCost(costs),
         ),
         modelling=Modelling(
             "none",

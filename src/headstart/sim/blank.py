@@ -4,6 +4,8 @@ idle ──launch──► running until `finish_at` ──poll──► idle
                     └──skip──► running a later step
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from headstart.core.arrays import Int32Array
@@ -11,7 +13,7 @@ from headstart.core.batch import Batch, BatchOutput, Sampled, SampleSpec
 from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
 from headstart.core.request import Request
-from headstart.sim.cost import StepCost, StepShape, shape_of
+from headstart.sim.cost import StepCost, shape_of, times_of
 
 TAPE_LEN = 1 << 16
 _MASK = (1 << 64) - 1
@@ -49,10 +51,12 @@ class BlankExecutor:
 
     def __init__(self, tape: Tape, cost: StepCost, page_size: int, clock: Clock) -> None:
         self.tape = tape
-        self.cost = cost
         self.finish_at: float | None = None
-        self.shape = StepShape(0, 0, 0, 0, 0)  # of the step in flight
+        self.times: Iterator[float] = iter(
+            ()
+        )  # that steps take which come after the launched one, as they are asked for
         self.num_steps = 0
+        self._times_of = times_of(cost)
         self._page_size = page_size
         self._clock = clock
         self._batch: Batch | None = None
@@ -63,16 +67,15 @@ class BlankExecutor:
         if self._batch is not None:
             raise InvariantError("a step is in flight")
         self._batch, self._num_skipped = batch, 0
-        self.shape = shape_of(batch, self._page_size)
+        self.times = self._times_of(shape_of(batch, self._page_size))
         self._launched_at = self._clock.now()
-        self.finish_at = self._launched_at + self.cost(self.shape)
+        self.finish_at = self._launched_at + next(self.times)
         self.num_steps += 1
 
     def skip(self, num_steps: int, launched_at: float, finish_at: float) -> None:
         """Be in the step that comes `num_steps` after the one in flight, where every row decodes in all of them."""
         self._num_skipped += num_steps
         self.num_steps += num_steps
-        self.shape = self.shape.after(num_steps)
         self._launched_at, self.finish_at = launched_at, finish_at
 
     @property
@@ -85,13 +88,14 @@ class BlankExecutor:
         if batch is None or self.finish_at is None or self._clock.now() < self.finish_at:
             return None
         self._batch, self.finish_at = None, None
-        sampled = tuple(self._sample(row.row_id, row.sample) for row in batch.rows if row.sample is not None)
-        return BatchOutput(batch.step_id + self._num_skipped, sampled, self._clock.now() - self._launched_at)
+        sampled = [self._sample(row.row_id, row.sample) for row in batch.rows if row.sample is not None]
+        return BatchOutput(batch.step_id + self._num_skipped, tuple(sampled), self._clock.now() - self._launched_at)
 
     def close(self) -> None:
         self._batch, self.finish_at = None, None
 
     def _sample(self, row_id: int, spec: SampleSpec) -> Sampled:
         token = self.tape.sample(spec, spec.output_index + self._num_skipped)
-        top = () if spec.num_top_logprobs is None else tuple((token + k, -1.0) for k in range(spec.num_top_logprobs))
-        return Sampled(row_id, token, None if spec.num_top_logprobs is None else -0.5, top)
+        if spec.num_top_logprobs is None:
+            return Sampled(row_id, token)
+        return Sampled(row_id, token, -0.5, tuple((token + k, -1.0) for k in range(spec.num_top_logprobs)))

@@ -9,11 +9,11 @@ time of a pass belongs to the pass, which takes messages first. `unsaid` says wh
 """
 
 from bisect import bisect_left
+from itertools import islice
 
 from headstart.scheduler.decode import DecodeScheduler
 from headstart.scheduler.gateways import OWN_STALL_S
 from headstart.sim.blank import BlankExecutor
-from headstart.sim.cost import StepShape
 from headstart.sim.unsaid import Unsaid
 from headstart.worker.loop import PUBLISH_S, WorkerLoop
 
@@ -43,14 +43,12 @@ class Leaps:
         return self._ends[self._num_free]
 
     def _know_ends(self, num_free: int) -> None:
-        shape, cost, ends = self._executor.shape, self._executor.cost, self._ends
-        if self._executor.step_s > OWN_STALL_S:  # the loop would think that it stood still
+        executor, ends = self._executor, self._ends
+        if executor.step_s > OWN_STALL_S:  # the loop would think that it stood still
             num_free = 0
-        num_rows, num_new, context, unique, pairs = shape
-        for ahead in range(len(ends), num_free + 1):
-            grown = ahead * num_rows
-            step_s = cost(StepShape(num_rows, num_new, context + grown, unique + grown, pairs + grown))
+        for step_s in islice(executor.times, max(0, num_free + 1 - len(ends))):
             if step_s > OWN_STALL_S:
+                executor.times = iter(())
                 break
             ends.append(ends[-1] + step_s)
         self._num_free = min(num_free, len(ends) - 1)
@@ -70,6 +68,8 @@ class Leaps:
     def _last_publication(self, num_steps: int) -> int | None:
         """The last of these steps at whose end the loop publishes its load."""
         last, published_at = None, self._loop.published_at
+        if self._ends[num_steps - 1] - published_at < PUBLISH_S:
+            return None
         for index, end in enumerate(self._ends[:num_steps]):
             if end - published_at >= PUBLISH_S:
                 last, published_at = index, end
@@ -89,7 +89,6 @@ class Leaps:
 
     def halt(self) -> None:
         """Nothing happens here from now on: the step in flight ends unseen, and none follows it."""
-        del self._ends[1:]
         self._num_free = 0
 
     def collect(self) -> None:

@@ -2,13 +2,17 @@
 
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headstart.config.errors import ConfigError
 from headstart.plan.cost import (
     CostModel,
+    DecodeCost,
     Experts,
     FrontCoefficients,
     LinkCoefficients,
@@ -16,7 +20,7 @@ from headstart.plan.cost import (
     load_model,
     save_model,
 )
-from headstart.sim.cost import StepShape
+from headstart.sim.cost import StepShape, times_of
 
 STEP = StepCoefficients(fixed_s=1.0, weights_s=20.0, kv_token_s=0.5, row_s=3.0, request_s=0.25, pair_s=0.125)
 MODEL = CostModel("by hand", "cpu", 8, STEP, STEP, LinkCoefficients(0.5, 0.25), FrontCoefficients(0.1, 0.2, 0.3))
@@ -46,6 +50,23 @@ def test_attention_that_shares_nothing_reads_every_row_s_context() -> None:
 def test_experts_are_read_as_tokens_need_them() -> None:
     model = replace(MODEL, decode=replace(STEP, experts=Experts(read_s=100.0, token_share=0.5)))
     assert model.decode_time(FOUR_ROWS) - MODEL.decode_time(FOUR_ROWS) == 100 * (1 - 0.5**4)
+
+
+SECONDS = st.floats(0, 1e-3)
+COUNTS = st.integers(0, 100_000)
+
+
+@given(
+    st.builds(StepCoefficients, *[SECONDS] * 6, st.integers(1, 64), st.builds(Experts, SECONDS), st.booleans()),
+    st.builds(StepShape, *[COUNTS] * 5),
+    st.booleans(),
+)
+def test_steps_seen_ahead_take_exactly_what_they_take_one_by_one(
+    costs: StepCoefficients, shape: StepShape, prefix_shared: bool
+) -> None:
+    cost = DecodeCost(replace(MODEL, decode=costs, prefix_shared=prefix_shared))
+    one_by_one = [cost(shape.after(num_steps)) for num_steps in range(20)]
+    assert list(islice(times_of(cost)(shape), 20)) == one_by_one
 
 
 def test_a_transfer_takes_its_latency_and_its_bytes() -> None:
