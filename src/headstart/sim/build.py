@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from headstart.core.layout import PoolRegion
 from headstart.core.messages import Join, Message, Prefill, WorkerRef
 from headstart.kv.cache import PrefixCache
+from headstart.scheduler.contract import Send
 from headstart.sim.blank import BlankExecutor, Tape
 from headstart.sim.clock import VirtualClock
 from headstart.sim.executor import FakeExecutor, Model
@@ -56,15 +57,11 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     transport = around.links.transport(str(ref), device.memory, device.region)
     cache = around.make_cache(num_pages, spec.page_size)
 
-    name, keeps_calls = str(ref), spec.modelling.cacheable_calls
-
-    def send(recipient: str, message: Message) -> None:
-        if keeps_calls and isinstance(message, Prefill):
-            message = structs.replace(message, cacheable=True)
-        around.control.send(name, recipient, message)
-
+    send: Send = partial(around.control.send, str(ref))
+    if spec.modelling.cacheable_calls and not is_prefill:
+        send = partial(_send_cacheable, send)
     delay_s = spec.timing.control_delay_s[0]
-    unsaid = Unsaid(around.clock, delay_s, send, partial(around.control.send_late, name))
+    unsaid = Unsaid(around.clock, delay_s, send, partial(around.control.send_late, str(ref)))
     leaps = spec.modelling.jumps and not is_prefill
     ports = SchedulerPorts(transport, device.digests, around.clock, unsaid.send if leaps else send)
     parts = _scheduler_spec(ref, is_prefill, transport.descriptor(), around)
@@ -81,6 +78,11 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     if leaps:
         worker.leap(unsaid)
     return worker
+
+
+def _send_cacheable(send: Send, recipient: str, message: Message) -> None:
+    """Every call asks its prefill worker to keep what it computes."""
+    send(recipient, structs.replace(message, cacheable=True) if isinstance(message, Prefill) else message)
 
 
 def _scheduler_spec(ref: WorkerRef, is_prefill: bool, descriptor: bytes, around: Surroundings) -> SchedulerSpec:

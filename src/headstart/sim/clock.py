@@ -5,6 +5,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+NEVER = float("inf")
+
 
 class VirtualClock:
     def __init__(self) -> None:
@@ -16,7 +18,8 @@ class VirtualClock:
 
     def advance_to(self, time_s: float) -> None:
         """Times in the past leave the clock where it is."""
-        self._now = max(self._now, time_s)
+        if time_s > self._now:
+            self._now = time_s
 
     @contextmanager
     def as_of(self, arrivals: Sequence[float]) -> Iterator[None]:
@@ -42,13 +45,12 @@ class Agenda:
     def add(self, time_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (time_s, next(self._order), action))
 
-    def next_time(self) -> float | None:
-        return self._heap[0][0] if self._heap else None
+    def next_time(self) -> float:
+        """NEVER where nothing is to happen."""
+        return self._heap[0][0] if self._heap else NEVER
 
-    def run_due(self, now: float) -> int:
-        """Run everything due by `now`; returns how many actions that were."""
-        num_run = 0
-        while self._heap and self._heap[0][0] <= now:
-            heapq.heappop(self._heap)[2]()
-            num_run += 1
-        return num_run
+    def run_due(self, now: float) -> None:
+        """Run everything due by `now`."""
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            heapq.heappop(heap)[2]()

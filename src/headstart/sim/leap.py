@@ -14,6 +14,7 @@ from itertools import islice
 from headstart.scheduler.decode import DecodeScheduler
 from headstart.scheduler.gateways import OWN_STALL_S
 from headstart.sim.blank import BlankExecutor
+from headstart.sim.clock import NEVER
 from headstart.sim.unsaid import Unsaid
 from headstart.worker.loop import PUBLISH_S, WorkerLoop
 
@@ -98,7 +99,7 @@ class Leaps:
                 self._unsaid.add(gateway, tokens.deltas, self._done)
             self._done = []
 
-    def say(self, arriving_by: float = float("inf")) -> None:
+    def say(self, arriving_by: float = NEVER) -> None:
         """Send all tokens that reach their gateways by this time."""
         self.collect()
         self._unsaid.say(arriving_by)

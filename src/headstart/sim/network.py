@@ -48,14 +48,21 @@ class ControlNetwork:
         self.num_sent += 1
         fate = self.judge(sender, recipient, message)
         if fate is FINE:
-            way = sender, recipient
-            arrival = max(self._clock.now() + self._draw_delay(), self._last_arrival.get(way, 0.0))
-            self._last_arrival[way] = arrival
-            self._agenda.add(arrival, partial(self._deliver, sender, recipient, message))
+            self._agenda.add(self._draw_arrival(sender, recipient), partial(self._deliver, sender, recipient, message))
             return
         for _ in range(fate.num_copies):
             arrival = self._clock.now() + self._draw_delay() + fate.delay_s
             self._agenda.add(arrival, partial(self._deliver, sender, recipient, message))
+
+    def _draw_arrival(self, sender: str, recipient: str) -> float:
+        """Not before the last one on the same way: where the delay is always the same, that needs no care."""
+        low, high = self._delay_s
+        if low == high:
+            return self._clock.now() + low
+        way = sender, recipient
+        arrival = max(self._clock.now() + self._draw_delay(), self._last_arrival.get(way, 0.0))
+        self._last_arrival[way] = arrival
+        return arrival
 
     def _draw_delay(self) -> float:
         low, high = self._delay_s

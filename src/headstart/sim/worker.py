@@ -15,6 +15,7 @@ from headstart.scheduler.contract import Scheduler
 from headstart.scheduler.decode import DecodeScheduler
 from headstart.scheduler.prefill import PrefillScheduler
 from headstart.sim.blank import BlankExecutor
+from headstart.sim.clock import NEVER
 from headstart.sim.executor import FakeExecutor
 from headstart.sim.leap import Leaps
 from headstart.sim.unsaid import Unsaid
@@ -49,10 +50,13 @@ class Mailbox:
     @property
     def is_harmless(self) -> bool:
         """Whether no message here ends a choice that runs."""
-        return all(
-            message.request.ref.attempt == 0 if isinstance(message, Submit) else isinstance(message, HARMLESS)
-            for _, message in self._letters
-        )
+        for _, message in self._letters:
+            if isinstance(message, Submit):
+                if message.request.ref.attempt > 0:
+                    return False
+            elif not isinstance(message, HARMLESS):
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class SimWorker:
             runs_are_transfers=join.role == "prefill",
         )
         self._loop = WorkerLoop(parts)
-        self._wakeup: float | None = None  # what the scheduler last asked for
+        self._wakeup = NEVER  # what the scheduler last asked for
         self._leaps: Leaps | None = None
 
     def leap(self, unsaid: Unsaid) -> None:
@@ -113,17 +117,17 @@ class SimWorker:
         if self._leaps is not None:
             self._prepare_pass(self._leaps, now)
         self._is_unchecked = True
-        self._wakeup = self._loop.run_pass()
+        wakeup = self._loop.run_pass()
+        self._wakeup = NEVER if wakeup is None else wakeup
         finish_at = self.organs.executor.finish_at if self._leaps is None else self._leaps.look_ahead()
-        times = [time for time in (self._wakeup, finish_at) if time is not None]
-        due = min(times, default=float("inf"))
+        due = self._wakeup if finish_at is None else min(self._wakeup, finish_at)
         self.wake_at = due if due > now else now + SHORTEST_S
 
     def _prepare_pass(self, leaps: Leaps, now: float) -> None:
         """Note what was done before a pass that may change what runs, and say it before one that may end it early."""
         self._catch_up()
         finish_at = self.organs.executor.finish_at
-        if not self.mailbox.is_harmless or (self._wakeup is not None and self._wakeup <= now):
+        if self._wakeup <= now or not self.mailbox.is_harmless:
             leaps.say()
         elif finish_at is not None and finish_at <= now:
             leaps.collect()
@@ -133,11 +137,16 @@ class SimWorker:
             self._leaps.catch_up(self._clock.now())
             self._is_unchecked = True
 
-    def say(self, arriving_by: float = float("inf")) -> None:
+    def say(self, arriving_by: float = NEVER) -> None:
         """Say what has not been said yet of what reaches the gateway by this time."""
         self._catch_up()
         if self._leaps is not None:
             self._leaps.say(arriving_by)
+
+    def end(self) -> None:
+        """What it has to say has left; no pass will ever be due."""
+        self.say()
+        self.wake_at = NEVER
 
     def load(self) -> WorkerLoad:
         """As of now, not as of its last publication."""

@@ -8,6 +8,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from headstart.core.arrays import int32_array
 from headstart.core.errors import InvariantError
@@ -20,7 +21,7 @@ from headstart.kv.cache import PrefixCache
 from headstart.sim.blank import Tape
 from headstart.sim.build import MakeCache, OpenTape, Surroundings, build_worker
 from headstart.sim.client import Handle
-from headstart.sim.clock import Agenda, VirtualClock
+from headstart.sim.clock import NEVER, Agenda, VirtualClock
 from headstart.sim.cost import LinkTime
 from headstart.sim.launcher import Processes, SimLauncher
 from headstart.sim.network import ControlNetwork, MessageJudge
@@ -63,7 +64,7 @@ class World:
             self.spec, self.clock, self.links, self.control, ContextBook(), outputs, make_cache, open_tape
         )
         self.gateway, self._entrance = self._make_gateway(f"gateway {seed}", open_tape)
-        self._gateway_wake: float | None = 0.0
+        self._gateway_wake = 0.0
         self._gateway_has_heard = False  # and has not looked at the time since
         self._launcher = SimLauncher(
             self.clock, self._agenda, self.control, self.spec.timing, Processes(self._end_process, self.restart)
@@ -114,16 +115,15 @@ class World:
     def step(self) -> None:
         """Move to the next event and let everything due happen."""
         next_time = self._next_time()
-        assert next_time is not None, "nothing will ever happen again"
-        self.clock.advance_to(next_time)
-        self._run_due()
+        assert next_time < NEVER, "nothing will ever happen again"
+        self._move_to(next_time)
 
     def run_for(self, duration_s: float) -> None:
         self.run_until_time(self.clock.now() + duration_s)
 
     def run_until_time(self, time_s: float) -> None:
-        while (next_time := self._next_time()) is not None and next_time <= time_s:
-            self.step()
+        while (next_time := self._next_time()) <= time_s:
+            self._move_to(next_time)
         self.clock.advance_to(time_s)
 
     def run_until(self, claim: Callable[[], bool], limit_s: float = 120.0) -> None:
@@ -153,7 +153,7 @@ class World:
         incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         worker = build_worker(WorkerRef(name, incarnation), next(self._numbers), self._surroundings)
         self.workers[name] = worker
-        self.control.attach(str(worker.ref), lambda sender, message: self._deliver(worker, sender, message))
+        self.control.attach(str(worker.ref), partial(self._deliver, worker))
         self._wake(worker, self.clock.now())
         self._beat(worker)
         return worker.ref
@@ -240,13 +240,13 @@ class World:
     def _beat(self, worker: SimWorker) -> None:
         if self.workers.get(worker.ref.name) is worker:
             worker.beat()
-            self._agenda.add(self.clock.now() + self.spec.timing.beat_s, lambda: self._beat(worker))
+            self._agenda.add(self.clock.now() + self.spec.timing.beat_s, partial(self._beat, worker))
 
     def _end_process(self, ref: WorkerRef) -> bool:
         worker = self.workers.get(ref.name)
         if worker is None or worker.ref != ref:
             return False
-        worker.say()
+        worker.end()
         del self.workers[ref.name]
         self.control.detach(str(ref))
         self.links.kill(str(ref))
@@ -263,30 +263,31 @@ class World:
             worker.say(arriving_by=now)
 
     def _advance_gateway(self) -> None:
-        if self._gateway_wake is not None and self._gateway_wake <= self.clock.now():
+        now = self.clock.now()
+        if self._gateway_wake <= now:
             self._listen()
         wake = self._entrance.advance()
         self._gateway_has_heard = False
-        self._gateway_wake = None if wake is None else max(wake, self.clock.now())
+        self._gateway_wake = NEVER if wake is None else max(wake, now)
 
     def _deliver(self, worker: SimWorker, sender: str, message: Message) -> None:
         worker.mailbox.put(sender, message)
-        if worker.wake_at != self.clock.now():
-            self._wake(worker, self.clock.now())
+        now = self.clock.now()
+        if worker.wake_at != now:
+            self._wake(worker, now)
 
     def _wake(self, worker: SimWorker, time_s: float) -> None:
         """Have a pass of it run at this time, in place of any other time."""
         worker.wake_at = time_s
-        if time_s != float("inf"):
+        if time_s < NEVER:
             heapq.heappush(self._wakes, (time_s, worker.number, worker))
 
-    def _is_current(self, time_s: float, worker: SimWorker) -> bool:
-        """Whether a wake of this time still stands."""
-        if time_s != worker.wake_at or worker.is_stalled:
-            return False
-        return self.workers.get(worker.ref.name) is worker
+    @staticmethod
+    def _is_current(time_s: float, worker: SimWorker) -> bool:
+        """Whether a wake of this time still stands. Of a worker that has ended none does."""
+        return time_s == worker.wake_at and not worker.is_stalled
 
-    def _next_wake(self) -> float | None:
+    def _next_wake(self) -> float:
         """When the next worker is due; outdated wakes before that one are dropped."""
         wakes = self._wakes
         while wakes:
@@ -294,16 +295,19 @@ class World:
             if self._is_current(time_s, worker):
                 return time_s
             heapq.heappop(wakes)
-        return None
+        return NEVER
 
-    def _next_time(self) -> float | None:
-        times = [self._agenda.next_time(), self.links.next_event_time(), self._gateway_wake, self._next_wake()]
-        return min([time for time in times if time is not None], default=None)
+    def _next_time(self) -> float:
+        arrives = self.links.next_event_time()
+        next_time = min(self._agenda.next_time(), self._gateway_wake, self._next_wake())
+        return next_time if arrives is None else min(next_time, arrives)
 
-    def _run_due(self) -> None:
+    def _move_to(self, time_s: float) -> None:
+        """Let everything happen that is due at the next event's time."""
+        self.clock.advance_to(time_s)
         now = self.clock.now()
         self._agenda.run_due(now)
-        if self._gateway_has_heard or (self._gateway_wake is not None and self._gateway_wake <= now):
+        if self._gateway_has_heard or self._gateway_wake <= now:
             self._advance_gateway()
         arrives = self.links.next_event_time()
         if arrives is not None and arrives <= now:

@@ -122,27 +122,20 @@ class WorkerLoop:
 
     def publish(self, now: float) -> None:
         """What a pass that ended at `now` says of itself."""
-        vitals = self._parts.vitals
-        if not self.publishes(now):
-            vitals.touch(self._alive_at(now))
+        launched_at = self._launched_at
+        alive_at = now if launched_at is None else min(now, launched_at + STEP_PATIENCE_S)  # when work last went on
+        if now - self.published_at < PUBLISH_S:
+            self._parts.vitals.touch(alive_at)
             return
         load = self._parts.scheduler.load()
         self.published_at = now
-        vitals.publish(self._alive_at(now), load)
+        self._parts.vitals.publish(alive_at, load)
         self._on_publish(load)
 
     def skip_pass(self, now: float) -> None:
         """Be where a pass at `now` would have led that took one step's output and launched the next step."""
         self._launched_at = now
         self.publish(now)
-
-    def _alive_at(self, now: float) -> float:
-        """When work last went on, of a pass that ends at `now`."""
-        return now if self._launched_at is None else min(now, self._launched_at + STEP_PATIENCE_S)
-
-    def publishes(self, now: float) -> bool:
-        """Whether a pass that ends at `now` publishes its load."""
-        return now - self.published_at >= PUBLISH_S
 
     def _take_stock(self) -> None:
         """See whether the worker has to end, and how soon to look at the transport again."""
