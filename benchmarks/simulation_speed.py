@@ -26,7 +26,7 @@ from headstart.sim.spec import WorldSpec
 from headstart.sim.world import World
 
 WARM_S = 2.0
-VOCAB_SIZE = 30_000
+TOKEN_BITS = 14
 GROWTH_WORKERS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 GROWTH_REQUESTS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
 
@@ -73,10 +73,12 @@ class Traffic:
 
 
 def tokens_of(blocks: NDArray[np.uint64], block_size: int) -> NDArray[np.int32]:
-    """[num_blocks, block_size]: equal ids are equal tokens."""
-    mixed = (blocks[:, None] * np.uint64(0x9E3779B97F4A7C15)) ^ np.arange(block_size, dtype=np.uint64)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    return ((mixed >> np.uint64(33)) % np.uint64(VOCAB_SIZE)).astype(np.int32)
+    """[num_blocks, block_size]: equal ids are equal tokens. Takes little of the time that is measured."""
+    keys = ((blocks * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)).astype(np.uint32)
+    mixed = keys[:, None] ^ np.arange(block_size, dtype=np.uint32)
+    mixed *= np.uint32(0x85EBCA6B)
+    mixed >>= np.uint32(32 - TOKEN_BITS)
+    return mixed.view(np.int32)
 
 
 def world_spec(num_workers: int, *, jumps: bool) -> WorldSpec:
@@ -90,6 +92,7 @@ def world_spec(num_workers: int, *, jumps: bool) -> WorldSpec:
     return replace(spec, modelling=replace(spec.modelling, jumps=jumps))
 
 
+@rare_collections()
 def simulate(spec: WorldSpec, arrivals: Iterator[tuple[float, Request]], num_requests: int) -> Result:
     world = World(spec)
     world.run_for(WARM_S)
@@ -117,11 +120,10 @@ def simulate(spec: WorldSpec, arrivals: Iterator[tuple[float, Request]], num_req
         ask_next()
 
     ask_next()
-    with rare_collections():
-        while num_asked < num_requests:
-            world.step()
-        while any(not handle.is_done for handle in world.handles):
-            world.run_for(0.1)
+    while num_asked < num_requests:
+        world.step()
+    while any(not handle.is_done for handle in world.handles):
+        world.run_for(0.1)
     wall_s, cpu_s = perf_counter() - wall_s, process_time() - cpu_s
     look_back()
     if num_finished < num_requests:

@@ -62,6 +62,7 @@ def simulated_rows(options: SimulateOptions, deployment: Deployment, progress: P
         yield simulated_row(plan, deployment, label, source, advance, keeps_requests=details)
 
 
+@rare_collections()
 def simulated_row(
     plan: Plan,
     deployment: Deployment,
@@ -82,8 +83,7 @@ def simulated_row(
     watch.start()
     target = SimTarget(label, SimClient(world, time, deployment), facts_of(deployment))
     means = Means(source, time, on_record=on_record, sleep=time.sleep, keeps_requests=keeps_requests)
-    with rare_collections():
-        row = time.run(measure(plan, target, means))
+    row = time.run(measure(plan, target, means))
     ended_s = world.clock.now()
     return {**row, "workers": watch.between(ended_s - row["duration"], ended_s)}
 
