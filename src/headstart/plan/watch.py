@@ -49,6 +49,8 @@ class Watch:
     def __init__(self, world: World) -> None:
         self._world = world
         self._names = tuple(world.workers)
+        self._seen = [-1] * len(self._names)  # changes of each worker, at the last look at it
+        self._looks = np.zeros((len(self._names), len(Look._fields)))
         self._step_s = FIRST_STEP_S
         self._samples: list[Sample] = []
 
@@ -73,8 +75,14 @@ class Watch:
         self._world.at(self._world.clock.now() + self._step_s, self._look)
 
     def _take(self) -> None:
-        loads = [self._world.workers[name].load() for name in self._names]
-        self._samples.append(Sample(self._world.clock.now(), np.array([look_of(load) for load in loads])))
+        """A worker in which nothing has changed looks as before."""
+        for index, name in enumerate(self._names):
+            worker = self._world.workers[name]
+            worker.catch_up()
+            if worker.num_changes != self._seen[index]:
+                self._seen[index] = worker.num_changes
+                self._looks[index] = look_of(worker.load())
+        self._samples.append(Sample(self._world.clock.now(), self._looks.copy()))
 
 
 def look_of(load: WorkerLoad) -> Look:

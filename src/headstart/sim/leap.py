@@ -54,17 +54,18 @@ class Leaps:
             ends.append(ends[-1] + step_s)
         self._num_free = min(num_free, len(ends) - 1)
 
-    def catch_up(self, now: float) -> None:
-        """Apply the free steps that ended before `now`."""
+    def catch_up(self, now: float) -> bool:
+        """Apply the free steps that ended before `now`. Whether there were any."""
         num_steps = min(bisect_left(self._ends, now), self._num_free)
         if not num_steps:
-            return
+            return False
         last = self._last_publication(num_steps)
         if last is not None:
             self._apply(last + 1)
             num_steps -= last + 1
         if num_steps:
             self._apply(num_steps)
+        return True
 
     def _last_publication(self, num_steps: int) -> int | None:
         """The last of these steps at whose end the loop publishes its load."""

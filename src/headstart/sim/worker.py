@@ -80,7 +80,8 @@ class SimWorker:
         self.mailbox = Mailbox()
         self.is_stalled = False
         self.wake_at = clock.now()
-        self._is_unchecked = True
+        self.num_changes = 0  # goes up with whatever may change the scheduler or the cache
+        self._checked_at: int | None = None  # changes, when they were last proven right
         self._clock = clock
         self._send = send
         self._vitals = Vitals(clock.now())
@@ -116,7 +117,7 @@ class SimWorker:
         now = self._clock.now()
         if self._leaps is not None:
             self._prepare_pass(self._leaps, now)
-        self._is_unchecked = True
+        self.num_changes += 1
         wakeup = self._loop.run_pass()
         self._wakeup = NEVER if wakeup is None else wakeup
         finish_at = self.organs.executor.finish_at if self._leaps is None else self._leaps.look_ahead()
@@ -125,21 +126,21 @@ class SimWorker:
 
     def _prepare_pass(self, leaps: Leaps, now: float) -> None:
         """Note what was done before a pass that may change what runs, and say it before one that may end it early."""
-        self._catch_up()
+        self.catch_up()
         finish_at = self.organs.executor.finish_at
         if self._wakeup <= now or not self.mailbox.is_harmless:
             leaps.say()
         elif finish_at is not None and finish_at <= now:
             leaps.collect()
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
+        """Be where a worker would be now that takes every step by itself."""
         if self._leaps is not None and not self.is_stalled:
-            self._leaps.catch_up(self._clock.now())
-            self._is_unchecked = True
+            self.num_changes += self._leaps.catch_up(self._clock.now())
 
     def say(self, arriving_by: float = NEVER) -> None:
         """Say what has not been said yet of what reaches the gateway by this time."""
-        self._catch_up()
+        self.catch_up()
         if self._leaps is not None:
             self._leaps.say(arriving_by)
 
@@ -150,7 +151,7 @@ class SimWorker:
 
     def load(self) -> WorkerLoad:
         """As of now, not as of its last publication."""
-        self._catch_up()
+        self.catch_up()
         return self.organs.scheduler.load()
 
     def stall(self) -> None:
@@ -165,11 +166,11 @@ class SimWorker:
     def check(self, under_write: set[int]) -> None:
         """The ledger is right, and whatever an open write may still touch is kept for its writer.
 
-        Only a pass changes the ledger, so it is not proven twice between two passes.
+        It is not proven twice between two changes.
         """
-        if self._is_unchecked:
+        if self._checked_at != self.num_changes:
             self.organs.scheduler.check()
-            self._is_unchecked = False
+            self._checked_at = self.num_changes
         unguarded = under_write - set(self.organs.cache.open_writes().tolist())
         if unguarded:
             raise InvariantError(f"{self.ref}: pages {sorted(unguarded)} are under a peer's write and not kept for it")
@@ -181,7 +182,7 @@ class SimWorker:
         """
         if self.is_stalled:
             return
-        self._catch_up()
+        self.catch_up()
         last_pass, load = self._vitals.read()
         self._send(GATEWAY, self.join)
         self._send(GATEWAY, Heartbeat(self.ref, min(self._clock.now() - last_pass, IDLE_S), load))
