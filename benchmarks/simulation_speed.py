@@ -63,10 +63,10 @@ class Traffic:
 
     def _request(self, number: int, turn: int, row: TraceRequest) -> Request:
         blocks = np.array(row.hash_ids, dtype=np.uint64) + np.uint64(turn << 32)
-        own = np.array([(1 << 62) + number], dtype=np.uint64)
-        num_own = row.input_len - len(blocks) * row.block_size
-        tokens = tokens_of(blocks, row.block_size).ravel()[: row.input_len]
-        prompt = np.concatenate((tokens, tokens_of(own, max(num_own, 0)).ravel()))
+        prompt = tokens_of(blocks, row.block_size).ravel()[: row.input_len]
+        if (num_own := row.input_len - len(prompt)) > 0:
+            own = np.array([(1 << 62) + number], dtype=np.uint64)
+            prompt = np.concatenate((prompt, tokens_of(own, num_own).ravel()))
         prompt.setflags(write=False)
         stop = StopCriteria(row.output_len)
         return Request(ChoiceRef(f"r{number}"), prompt, SamplingParams(seed=number), stop, b"", 36_000.0)

@@ -14,6 +14,7 @@ of a fit are its own; those of a sheet come from `plan.sheet`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 
 import msgspec
@@ -123,14 +124,14 @@ def step_times(costs: StepCoefficients, shape: StepShape, read_tokens: int) -> I
     in each. The formula is the module's."""
     padded = -(-shape.num_new // costs.row_tile) * costs.row_tile
     experts_s = costs.experts.read_s * (1 - (1 - costs.experts.token_share) ** shape.num_new)
-    weights_s, rows_s = costs.weights_s + experts_s, costs.row_s * padded
-    fixed_s = costs.fixed_s + (max(weights_s, rows_s) if costs.overlaps else weights_s + rows_s)
-    sampling_s, pair_tokens = costs.request_s * shape.num_rows, shape.pair_tokens
+    together = max if costs.overlaps else add
+    fixed_s = costs.fixed_s + together(costs.weights_s + experts_s, costs.row_s * padded)
+    sampling_s, kv_token_s, pair_s = costs.request_s * shape.num_rows, costs.kv_token_s, costs.pair_s
+    num_rows, pair_tokens = shape.num_rows, shape.pair_tokens
     while True:
-        kv_s, pairs_s = costs.kv_token_s * read_tokens, costs.pair_s * pair_tokens
-        yield fixed_s + (max(kv_s, pairs_s) if costs.overlaps else kv_s + pairs_s) + sampling_s
-        read_tokens += shape.num_rows
-        pair_tokens += shape.num_rows
+        yield fixed_s + together(kv_token_s * read_tokens, pair_s * pair_tokens) + sampling_s
+        read_tokens += num_rows
+        pair_tokens += num_rows
 
 
 def save_model(model: CostModel, path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from headstart.core.arrays import Int32Array
 from headstart.core.batch import Batch
 from headstart.core.layout import pages_for
 
@@ -62,21 +63,19 @@ def linear_cost(base_s: float = 0.01, per_token_s: float = 0.0005) -> StepCost:
 
 def shape_of(batch: Batch, page_size: int) -> StepShape:
     """The shape of a batch. Pages that two rows read are full: a partial page is only ever one row's own."""
-    num_rows = num_new = context = pairs = num_pages = 0
+    num_rows = num_new = context = pairs = 0
     tables = []
     for row in batch.rows:
-        num_tokens = len(row.tokens)
-        stop = row.start + num_tokens
+        start, num_tokens = row.start, len(row.tokens)
+        stop = start + num_tokens
         num_rows += row.sample is not None
         num_new += num_tokens
         context += stop
-        pairs += num_tokens * (row.start + stop + 1) // 2
-        table = row.pages[: pages_for(stop, page_size)]
-        num_pages += len(table)
-        tables.append(table)
-    num_shared = num_pages - _num_distinct(np.concatenate(tables)) if len(tables) > 1 else 0
+        pairs += num_tokens * (start + stop + 1) // 2
+        tables.append(row.pages[: pages_for(stop, page_size)])
+    num_shared = _num_repeats(np.concatenate(tables)) if len(tables) > 1 else 0
     return StepShape(num_rows, num_new, context, context - num_shared * page_size, pairs)
 
 
-def _num_distinct(pages: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> int:
-    return int(np.count_nonzero(np.bincount(pages)))
+def _num_repeats(pages: Int32Array) -> int:
+    return len(pages) - int(np.count_nonzero(np.bincount(pages)))
