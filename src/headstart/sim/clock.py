@@ -2,8 +2,7 @@
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 NEVER = float("inf")
 
@@ -21,12 +20,11 @@ class VirtualClock:
         if time_s > self._now:
             self._now = time_s
 
-    @contextmanager
-    def as_of(self, arrivals: Sequence[float]) -> Iterator[None]:
-        """Inside, it is the last of these times: something that arrived at them is only handed out now."""
+    def as_of(self, arrivals: Sequence[float], act: Callable[[], None]) -> None:
+        """Act as at the last of these times: something that arrived at them is only handed out now."""
         before, self._now, self._arrivals = self._now, arrivals[-1], arrivals
         try:
-            yield
+            act()
         finally:
             self._now, self._arrivals = before, None
 

@@ -78,8 +78,7 @@ class ControlNetwork:
             self._agenda.add(arrivals[-1], partial(self._deliver_late, sender, recipient, tokens, arrivals))
 
     def _deliver_late(self, sender: str, recipient: str, tokens: Tokens, arrivals: Sequence[float]) -> None:
-        with self._clock.as_of(arrivals):
-            self._deliver(sender, recipient, tokens)
+        self._clock.as_of(arrivals, partial(self._deliver, sender, recipient, tokens))
 
     def _deliver(self, sender: str, recipient: str, message: Message) -> None:
         if (deliver := self._endpoints.get(recipient)) is not None:
