@@ -99,7 +99,8 @@ class Cluster:
     def _may_say(self, sender: str, message: Word) -> bool:
         match message:
             case Join(worker) | Heartbeat(worker) | Leave(worker):
-                return sender.removeprefix("hb:") == str(worker)
+                name = str(worker)
+                return sender in (name, f"hb:{name}")
             case WorkerExited():
                 return sender == LAUNCHER or sender in self._launchers
             case KillRequest():

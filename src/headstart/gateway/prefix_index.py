@@ -28,7 +28,10 @@ class _Node:
 
 
 class PrefixIndex:
-    """Bounded LRU. A chunk is `chunk_len` tokens; at most `max_chunks` of them are kept."""
+    """Bounded LRU. A chunk is `chunk_len` tokens; at most `max_chunks` of them are kept.
+
+    200,000 chunks of 64 tokens take 50 to 115 MB, the more the more sequences part after one chunk.
+    """
 
     def __init__(self, chunk_len: int = 64, max_chunks: int = 200_000) -> None:
         self._chunk_bytes = 4 * chunk_len

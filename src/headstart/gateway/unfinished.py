@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
+from headstart.core.errors import InvariantError
 from headstart.gateway.choice import Choice
 
 
@@ -34,8 +35,10 @@ class Unfinished:
     def add(self, choice: Choice) -> None:
         request_id, index = choice.key
         choices = self._requests.setdefault(request_id, {})
-        self._num_choices += index not in choices
+        if index in choices:
+            raise InvariantError(f"{choice.ref} is unfinished and was added again")
         choices[index] = choice
+        self._num_choices += 1
 
     def remove(self, choice: Choice) -> None:
         request_id, index = choice.key
