@@ -14,7 +14,6 @@ of a fit are its own; those of a sheet come from `plan.sheet`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import add
 from pathlib import Path
 
 import msgspec
@@ -124,12 +123,18 @@ def step_times(costs: StepCoefficients, shape: StepShape, read_tokens: int) -> I
     in each. The formula is the module's."""
     padded = -(-shape.num_new // costs.row_tile) * costs.row_tile
     experts_s = costs.experts.read_s * (1 - (1 - costs.experts.token_share) ** shape.num_new)
-    together = max if costs.overlaps else add
-    fixed_s = costs.fixed_s + together(costs.weights_s + experts_s, costs.row_s * padded)
+    hides = costs.overlaps
+    linear_s, weights_s = costs.row_s * padded, costs.weights_s + experts_s
+    fixed_s = costs.fixed_s + (max(weights_s, linear_s) if hides else weights_s + linear_s)
     sampling_s, kv_token_s, pair_s = costs.request_s * shape.num_rows, costs.kv_token_s, costs.pair_s
     num_rows, pair_tokens = shape.num_rows, shape.pair_tokens
     while True:
-        yield fixed_s + together(kv_token_s * read_tokens, pair_s * pair_tokens) + sampling_s
+        attention_s, computing_s = kv_token_s * read_tokens, pair_s * pair_tokens
+        if not hides:
+            attention_s += computing_s
+        elif computing_s > attention_s:
+            attention_s = computing_s
+        yield fixed_s + attention_s + sampling_s
         read_tokens += num_rows
         pair_tokens += num_rows
 

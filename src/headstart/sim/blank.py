@@ -26,6 +26,7 @@ class Tape:
     def __init__(self, vocab_size: int) -> None:
         ids = np.random.default_rng(vocab_size).integers(vocab_size, size=TAPE_LEN, dtype=np.int32)
         self._ids = np.concatenate((ids, ids))
+        self._each_id: list[int] = ids.tolist()
 
     def read(self, request: Request, first: int, count: int) -> Int32Array:
         """Outputs [first, first + count) where no id is banned. Satisfies `scheduler.steps.Draw`."""
@@ -36,7 +37,7 @@ class Tape:
 
     def sample(self, spec: SampleSpec, index: int) -> int:
         place = self._place(spec.params.seed, spec.choice, index)
-        while (token := int(self._ids[place])) in spec.banned_ids:
+        while (token := self._each_id[place]) in spec.banned_ids:
             place = (place + _DETOUR) % TAPE_LEN
         return token
 
@@ -85,11 +86,11 @@ class BlankExecutor:
 
     def poll(self) -> BatchOutput | None:
         batch = self._batch
-        if batch is None or self.finish_at is None or self._clock.now() < self.finish_at:
+        if batch is None or self.finish_at is None or (now := self._clock.now()) < self.finish_at:
             return None
         self._batch, self.finish_at = None, None
         sampled = [self._sample(row.row_id, row.sample) for row in batch.rows if row.sample is not None]
-        return BatchOutput(batch.step_id + self._num_skipped, tuple(sampled), self._clock.now() - self._launched_at)
+        return BatchOutput(batch.step_id + self._num_skipped, tuple(sampled), now - self._launched_at)
 
     def close(self) -> None:
         self._batch, self.finish_at = None, None

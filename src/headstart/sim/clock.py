@@ -15,10 +15,11 @@ class VirtualClock:
     def now(self) -> float:
         return self._now
 
-    def advance_to(self, time_s: float) -> None:
-        """Times in the past leave the clock where it is."""
+    def advance_to(self, time_s: float) -> float:
+        """Returns what time it is then: times in the past leave the clock where it is."""
         if time_s > self._now:
             self._now = time_s
+        return self._now
 
     def as_of(self, arrivals: Sequence[float], act: Callable[[], None]) -> None:
         """Act as at the last of these times: something that arrived at them is only handed out now."""

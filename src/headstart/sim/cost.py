@@ -8,7 +8,6 @@ import numpy as np
 
 from headstart.core.arrays import Int32Array
 from headstart.core.batch import Batch
-from headstart.core.layout import pages_for
 
 
 class StepShape(NamedTuple):
@@ -62,9 +61,9 @@ def linear_cost(base_s: float = 0.01, per_token_s: float = 0.0005) -> StepCost:
 
 
 def shape_of(batch: Batch, page_size: int) -> StepShape:
-    """The shape of a batch. Pages that two rows read are full: a partial page is only ever one row's own."""
+    """The shape of a batch. Pages that two rows have are full and read: a partial page, and one that is reserved for
+    tokens to come, is only ever one row's own."""
     num_rows = num_new = context = pairs = 0
-    tables = []
     for row in batch.rows:
         start, num_tokens = row.start, len(row.tokens)
         stop = start + num_tokens
@@ -72,8 +71,7 @@ def shape_of(batch: Batch, page_size: int) -> StepShape:
         num_new += num_tokens
         context += stop
         pairs += num_tokens * (start + stop + 1) // 2
-        tables.append(row.pages[: pages_for(stop, page_size)])
-    num_shared = _num_repeats(np.concatenate(tables)) if len(tables) > 1 else 0
+    num_shared = _num_repeats(np.concatenate([row.pages for row in batch.rows])) if len(batch.rows) > 1 else 0
     return StepShape(num_rows, num_new, context, context - num_shared * page_size, pairs)
 
 

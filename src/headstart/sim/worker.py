@@ -114,19 +114,20 @@ class SimWorker:
 
     def run_pass(self) -> None:
         """One pass of the loop; sets when the next is due if nothing arrives before."""
-        now = self._clock.now()
-        if self._leaps is not None:
-            self._prepare_pass(self._leaps, now)
+        now, leaps = self._clock.now(), self._leaps
+        if leaps is not None:
+            self._prepare_pass(leaps, now)
         self.num_changes += 1
         wakeup = self._loop.run_pass()
-        self._wakeup = NEVER if wakeup is None else wakeup
-        finish_at = self.organs.executor.finish_at if self._leaps is None else self._leaps.look_ahead()
-        due = self._wakeup if finish_at is None else min(self._wakeup, finish_at)
+        due = self._wakeup = NEVER if wakeup is None else wakeup
+        finish_at = self.organs.executor.finish_at if leaps is None else leaps.look_ahead()
+        if finish_at is not None and finish_at < due:
+            due = finish_at
         self.wake_at = due if due > now else now + SHORTEST_S
 
     def _prepare_pass(self, leaps: Leaps, now: float) -> None:
         """Note what was done before a pass that may change what runs, and say it before one that may end it early."""
-        self.catch_up()
+        leaps.catch_up(now)
         finish_at = self.organs.executor.finish_at
         if self._wakeup <= now or not self.mailbox.is_harmless:
             leaps.say()

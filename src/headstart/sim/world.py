@@ -282,17 +282,13 @@ class World:
         if time_s < NEVER:
             heapq.heappush(self._wakes, (time_s, worker.number, worker))
 
-    @staticmethod
-    def _is_current(time_s: float, worker: SimWorker) -> bool:
-        """Whether a wake of this time still stands. Of a worker that has ended none does."""
-        return time_s == worker.wake_at and not worker.is_stalled
-
     def _next_wake(self) -> float:
-        """When the next worker is due; outdated wakes before that one are dropped."""
+        """When the next worker is due. Wakes before that one which no longer stand are dropped: those of a worker that is
+        stalled, has ended or has another time now."""
         wakes = self._wakes
         while wakes:
             time_s, _, worker = wakes[0]
-            if self._is_current(time_s, worker):
+            if time_s == worker.wake_at and not worker.is_stalled:
                 return time_s
             heapq.heappop(wakes)
         return NEVER
@@ -300,12 +296,11 @@ class World:
     def _next_time(self) -> float:
         arrives = self.links.next_event_time()
         next_time = min(self._agenda.next_time(), self._gateway_wake, self._next_wake())
-        return next_time if arrives is None else min(next_time, arrives)
+        return next_time if arrives is None or next_time < arrives else arrives
 
     def _move_to(self, time_s: float) -> None:
         """Let everything happen that is due at the next event's time."""
-        self.clock.advance_to(time_s)
-        now = self.clock.now()
+        now = self.clock.advance_to(time_s)
         self._agenda.run_due(now)
         if self._gateway_has_heard or self._gateway_wake <= now:
             self._advance_gateway()
@@ -324,9 +319,7 @@ class World:
     def _due(self, now: float) -> list[SimWorker]:
         """Workers with something to do, oldest first."""
         due: dict[int, SimWorker] = {}
-        wakes = self._wakes
-        while wakes and wakes[0][0] <= now:
-            time_s, number, worker = heapq.heappop(wakes)
-            if self._is_current(time_s, worker):
-                due[number] = worker
+        while self._next_wake() <= now:
+            _, number, worker = heapq.heappop(self._wakes)
+            due[number] = worker
         return list(due.values()) if len(due) < 2 else [due[number] for number in sorted(due)]

@@ -114,16 +114,20 @@ class WorkerLoop:
             self._launched_at = None
             scheduler.update(output)
         wakeup = scheduler.advance()
-        if self._launched_at is None and (batch := scheduler.schedule()) is not None:
+        batch = scheduler.schedule() if self._launched_at is None else None
+        if batch is not None:
             parts.executor.launch(batch)
-            self._launched_at = parts.clock.now()
-        self.publish(parts.clock.now())
+        now = parts.clock.now()
+        if batch is not None:
+            self._launched_at = now
+        self.publish(now)
         return wakeup
 
     def publish(self, now: float) -> None:
         """What a pass that ended at `now` says of itself."""
-        launched_at = self._launched_at
-        alive_at = now if launched_at is None else min(now, launched_at + STEP_PATIENCE_S)  # when work last went on
+        launched_at, alive_at = self._launched_at, now
+        if launched_at is not None and now - launched_at > STEP_PATIENCE_S:
+            alive_at = launched_at + STEP_PATIENCE_S  # work last went on then
         if now - self.published_at < PUBLISH_S:
             self._parts.vitals.touch(alive_at)
             return

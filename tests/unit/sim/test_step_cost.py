@@ -29,7 +29,7 @@ def test_pages_that_rows_share_are_unique_once() -> None:
 
 
 def test_pages_allocated_ahead_are_not_read() -> None:
-    assert shape_of(Batch(1, (row(3, 1, (5, 2)), row(3, 1, (6, 2)))), page_size=4).unique_tokens == 8
+    assert shape_of(Batch(1, (row(3, 1, (5, 2)), row(3, 1, (6, 3)))), page_size=4).unique_tokens == 8
 
 
 def test_a_chunk_pairs_each_query_with_every_key_before_it() -> None:
