@@ -27,6 +27,8 @@ from headstart.sim.world import World
 
 WARM_S = 2.0
 TOKEN_BITS = 14
+BLOCK_FACTOR, BLOCK_SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
+TOKEN_FACTOR, TOKEN_SHIFT = np.uint32(0x85EBCA6B), np.uint32(32 - TOKEN_BITS)
 GROWTH_WORKERS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 GROWTH_REQUESTS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
 
@@ -51,6 +53,7 @@ class Traffic:
 
     def __init__(self, trace: list[TraceRequest], speed: float) -> None:
         self._trace = trace
+        self._blocks = [np.array(row.hash_ids, dtype=np.uint64) for row in trace]
         self._speed = speed
         self._length_s = (trace[-1].at_s - trace[0].at_s) / speed
 
@@ -59,10 +62,9 @@ class Traffic:
             turn, index = divmod(number, len(self._trace))
             row = self._trace[index]
             at_s = turn * self._length_s + (row.at_s - self._trace[0].at_s) / self._speed
-            yield at_s, self._request(number, turn, row)
+            yield at_s, self._request(number, row, self._blocks[index] + np.uint64(turn << 32))
 
-    def _request(self, number: int, turn: int, row: TraceRequest) -> Request:
-        blocks = np.array(row.hash_ids, dtype=np.uint64) + np.uint64(turn << 32)
+    def _request(self, number: int, row: TraceRequest, blocks: NDArray[np.uint64]) -> Request:
         prompt = tokens_of(blocks, row.block_size).ravel()[: row.input_len]
         if (num_own := row.input_len - len(prompt)) > 0:
             own = np.array([(1 << 62) + number], dtype=np.uint64)
@@ -74,10 +76,10 @@ class Traffic:
 
 def tokens_of(blocks: NDArray[np.uint64], block_size: int) -> NDArray[np.int32]:
     """[num_blocks, block_size]: equal ids are equal tokens. Takes little of the time that is measured."""
-    keys = ((blocks * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)).astype(np.uint32)
+    keys = ((blocks * BLOCK_FACTOR) >> BLOCK_SHIFT).astype(np.uint32)
     mixed = keys[:, None] ^ np.arange(block_size, dtype=np.uint32)
-    mixed *= np.uint32(0x85EBCA6B)
-    mixed >>= np.uint32(32 - TOKEN_BITS)
+    mixed *= TOKEN_FACTOR
+    mixed >>= TOKEN_SHIFT
     return mixed.view(np.int32)
 
 

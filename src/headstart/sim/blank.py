@@ -4,6 +4,7 @@ idle ──launch──► running until `finish_at` ──poll──► idle
                     └──skip──► running a later step
 """
 
+from array import array
 from collections.abc import Iterator
 
 import numpy as np
@@ -26,7 +27,7 @@ class Tape:
     def __init__(self, vocab_size: int) -> None:
         ids = np.random.default_rng(vocab_size).integers(vocab_size, size=TAPE_LEN, dtype=np.int32)
         self._ids = np.concatenate((ids, ids))
-        self._each_id: list[int] = ids.tolist()
+        self._each_id = array("i", ids.tobytes())  # one is read off faster here than there
 
     def read(self, request: Request, first: int, count: int) -> Int32Array:
         """Outputs [first, first + count) where no id is banned. Satisfies `scheduler.steps.Draw`."""
@@ -89,7 +90,7 @@ class BlankExecutor:
         if batch is None or self.finish_at is None or (now := self._clock.now()) < self.finish_at:
             return None
         self._batch, self.finish_at = None, None
-        sampled = [self._sample(row.row_id, row.sample) for row in batch.rows if row.sample is not None]
+        sampled = [self._sample(row.row_id, spec) for row in batch.rows if (spec := row.sample) is not None]
         return BatchOutput(batch.step_id + self._num_skipped, tuple(sampled), now - self._launched_at)
 
     def close(self) -> None:

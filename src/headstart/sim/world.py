@@ -209,11 +209,7 @@ class World:
 
     def _make_gateway(self, seed: str, open_tape: OpenTape | None) -> tuple[Dispatcher, Entrance]:
         """The gateway, and the way in to it."""
-        spec = self.spec
-
-        def send(recipient: str, message: Message) -> None:
-            self.control.send(GATEWAY, recipient, message)
-
+        spec, send = self.spec, partial(self.control.send, GATEWAY)
         if open_tape is None:
             gateway = Dispatcher(self.clock, send, random.Random(seed), spec.dispatch, spec.make_policy)
             return gateway, gateway
