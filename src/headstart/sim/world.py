@@ -51,7 +51,8 @@ class World:
         self.handles: list[Handle] = []
         self.workers: dict[str, SimWorker] = {}  # alive ones, by name
         self._agenda = Agenda()
-        self._wakes: list[tuple[float, int, SimWorker]] = []  # current where the time is the worker's own `wake_at`
+        self._called: dict[int, SimWorker] = {}  # by number: due now, whatever their wakes say
+        self._wakes: list[tuple[float, int, SimWorker]] = []  # when to see whether a worker is due: its `looks`
         self._ids = itertools.count()
         self._numbers = itertools.count()
         self._incarnations: dict[str, int] = {}
@@ -154,7 +155,7 @@ class World:
         worker = build_worker(WorkerRef(name, incarnation), next(self._numbers), self._surroundings)
         self.workers[name] = worker
         self.control.attach(str(worker.ref), partial(self._deliver, worker))
-        self._wake(worker, self.clock.now())
+        self._wake(worker)
         self._beat(worker)
         return worker.ref
 
@@ -167,7 +168,7 @@ class World:
         worker = self.workers[name]
         worker.is_stalled = False
         self.links.resume(str(worker.ref))
-        self._wake(worker, worker.wake_at)
+        self._wake(worker)
 
     def judge_messages(self, judge: MessageJudge) -> None:
         self.control.judge = judge
@@ -268,25 +269,33 @@ class World:
 
     def _deliver(self, worker: SimWorker, sender: str, message: Message) -> None:
         worker.mailbox.put(sender, message)
-        now = self.clock.now()
-        if worker.wake_at != now:
-            self._wake(worker, now)
+        self._call(worker, self.clock.now())
 
-    def _wake(self, worker: SimWorker, time_s: float) -> None:
-        """Have a pass of it run at this time, in place of any other time."""
-        worker.wake_at = time_s
-        if time_s < NEVER:
-            heapq.heappush(self._wakes, (time_s, worker.number, worker))
+    def _call(self, worker: SimWorker, now: float) -> None:
+        """Have a pass of it run now, in place of any other time."""
+        worker.wake_at = now
+        self._called[worker.number] = worker
+
+    def _wake(self, worker: SimWorker) -> None:
+        """Have a pass of it run at its `wake_at`. Where that is looked at before, it is put off then."""
+        if worker.wake_at < (worker.looks[-1] if worker.looks else NEVER):
+            worker.looks.append(worker.wake_at)
+            heapq.heappush(self._wakes, (worker.wake_at, worker.number, worker))
+
+    def _take_wake(self) -> SimWorker:
+        _, _, worker = heapq.heappop(self._wakes)
+        worker.looks.pop()
+        return worker
 
     def _next_wake(self) -> float:
-        """When the next worker is due. Wakes before that one which no longer stand are dropped: those of a worker that is
-        stalled, has ended or has another time now."""
-        wakes = self._wakes
-        while wakes:
-            time_s, _, worker = wakes[0]
-            if time_s == worker.wake_at and not worker.is_stalled:
+        """When the next worker is due that nobody calls. One that is stalled or has ended is not looked at again."""
+        while self._wakes:
+            time_s, _, worker = self._wakes[0]
+            if worker.wake_at <= time_s and not worker.is_stalled:
                 return time_s
-            heapq.heappop(wakes)
+            self._take_wake()
+            if not worker.is_stalled:
+                self._wake(worker)
         return NEVER
 
     def _next_time(self) -> float:
@@ -305,17 +314,18 @@ class World:
             self._hand_out_transfers(now)
         for worker in self._due(now):
             worker.run_pass()
-            self._wake(worker, worker.wake_at)
+            self._wake(worker)
 
     def _hand_out_transfers(self, now: float) -> None:
         self.links.progress()
         for endpoint in self.links.ready():
-            self._wake(self.workers[endpoint.split("#")[0]], now)
+            self._call(self.workers[endpoint.split("#")[0]], now)
 
     def _due(self, now: float) -> list[SimWorker]:
         """Workers with something to do, oldest first."""
-        due: dict[int, SimWorker] = {}
+        due, self._called = self._called, {}
         while self._next_wake() <= now:
-            _, number, worker = heapq.heappop(self._wakes)
-            due[number] = worker
-        return list(due.values()) if len(due) < 2 else [due[number] for number in sorted(due)]
+            worker = self._take_wake()
+            due[worker.number] = worker
+        ordered = due.values() if len(due) < 2 else [due[number] for number in sorted(due)]
+        return [worker for worker in ordered if worker.wake_at <= now and not worker.is_stalled]

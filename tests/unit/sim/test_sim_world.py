@@ -101,6 +101,30 @@ def test_a_stalled_worker_does_nothing_and_goes_on_where_it_was() -> None:
     world.check_idle()
 
 
+def test_a_busy_worker_is_not_looked_at_at_times_that_no_longer_matter() -> None:
+    world = World()
+    for first in range(40):
+        world.submit(world.request([first, *range(30)], 6))
+        world.run_for(0.05)
+        assert all(len(worker.looks) <= 3 for worker in world.workers.values())
+        assert all(worker.looks == sorted(worker.looks, reverse=True) for worker in world.workers.values())
+    world.finish()
+
+
+def test_a_message_to_a_stalled_worker_is_taken_when_it_goes_on() -> None:
+    world = World()
+    world.run_for(0.1)
+    world.stall("decode-0")
+    handle = world.submit(world.request(range(30), 2))
+    world.run_for(0.2)
+    assert world.workers["decode-0"].mailbox
+    world.resume("decode-0")
+    world.run_for(0.0)
+    assert not world.workers["decode-0"].mailbox
+    world.finish()
+    assert handle.finished is not None
+
+
 def test_membership_is_told_once_a_beat_however_many_workers_say_that_they_live() -> None:
     world = World(WorldSpec(num_prefill=4, num_decode=8))
     world.run_for(1.0)
