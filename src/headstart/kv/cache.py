@@ -79,7 +79,7 @@ class PrefixCache:
 
     def num_available(self, match: Match | None = None) -> int:
         """Pages `try_lease(match, n)` could take beyond the match: free plus evictable, without the match's own."""
-        available = self._ledger.num_free + self._ledger.num_cached
+        available = self._ledger.num_available
         return available if match is None else available - self._num_cached(self._walk(match))
 
     def try_lease(self, match: Match, num_new: int) -> PageLease | None:
@@ -88,7 +88,7 @@ class PrefixCache:
         None where there is no room, and where the match is stale: match again before the next try.
         """
         walk = self._walk(match)
-        if walk.num_pages < match.num_pages or num_new > self.num_available() - self._num_cached(walk):
+        if walk.num_pages < match.num_pages or num_new > self._ledger.num_available - self._num_cached(walk):
             return None
         shared, end = self._pin(walk, above=None)
         lease = PageLease(match.namespace, _table(shared, self._allocate(match.namespace, num_new)), len(shared), end)
@@ -98,7 +98,7 @@ class PrefixCache:
     def try_extend(self, lease: PageLease, num_new: int) -> bool:
         """Append `num_new` private pages; all or nothing."""
         self._expect_live(lease)
-        if num_new > self.num_available():
+        if num_new > self._ledger.num_available:
             return False
         lease.pages = _table(lease.pages, self._allocate(lease.namespace, num_new))
         return True
@@ -109,26 +109,28 @@ class PrefixCache:
         last = first + count
         if not lease.num_shared <= first <= last <= len(lease.pages):
             raise InvariantError(f"pages [{first}, {last}) of the lease are not all private")
-        if count > self.num_available():
+        if count > self._ledger.num_available:
             return False
         old = lease.pages[first:last]
         lease.pages = _table(lease.pages[:first], self._allocate(lease.namespace, count), lease.pages[last:])
-        self._give_up(lease, old)
+        if count:
+            self._give_up(lease, old)
         return True
 
     def make_room(self, num_pages: int, takers: Iterable[tuple[PageLease, int]] = ()) -> int:
         """Evict in one pass until `num_pages` are free, if possible. Returns pages now free. `takers`: the leases that are
         about to be extended, and by how many pages: these count as their owners' already while room is made."""
-        if num_pages > self._ledger.num_free:
+        num_free = self._ledger.num_free
+        if num_pages > num_free:
             taken = Counter[bytes]()
             for lease, count in takers:
                 taken[lease.namespace] += count
             for namespace, count in taken.items():
                 self._order.shares.add(namespace, count)
-            evict(self._tree, self._ledger, self._order, num_pages - self._ledger.num_free)
+            num_free = evict(self._tree, self._ledger, self._order, num_pages - num_free)
             for namespace, count in taken.items():
                 self._order.shares.add(namespace, -count)
-        return self._ledger.num_free
+        return num_free
 
     def commit(self, lease: PageLease, tokens: Int32Array, num_tokens: int) -> int:
         """Insert the lease's whole pages of `tokens[:num_tokens]` into the tree. Where the tree already has a page the
@@ -149,13 +151,13 @@ class PrefixCache:
         """Unpin shared pages, give private ones up. Exactly once per lease."""
         self._expect_live(lease)
         self._leases.remove(lease)
-        shared, private = lease.pages[: lease.num_shared], lease.pages[lease.num_shared :]
-        if lease._end:
-            self._order.touch(shared)
-            self._ledger.unlease(shared)
-            self._tree.unpin(lease._end)
-            self._order.offer(lease._end)
-        self._give_up(lease, private)
+        end, num_shared = lease._end, lease.num_shared
+        if end is not None:
+            self._order.touch(self._ledger.unlease(lease.pages[:num_shared]))
+            self._tree.unpin(end)
+            self._order.offer(end)
+        if num_shared < len(lease.pages):
+            self._give_up(lease, lease.pages[num_shared:])
 
     def open_write(self, pages: Int32Array) -> None:
         """A peer may write these pages from now on (its ticket owns them)."""
@@ -218,36 +220,44 @@ class PrefixCache:
 
     def _publish(self, lease: PageLease, last: int, new_tokens: bytes) -> int:
         """Move the private pages before page `last`, which hold `new_tokens`, into the tree; see `commit`."""
-        tree, first, before = self._tree, lease.num_shared, lease._end
-        walk = tree.walk_from(before, new_tokens) if before else tree.walk(lease.namespace, new_tokens)
+        tree, before = self._tree, lease._end
+        walk = tree.walk(lease.namespace, new_tokens) if before is None else tree.walk_from(before, new_tokens)
         num_known = walk.num_pages
-        known, new = lease.pages[first : first + num_known], lease.pages[first + num_known : last]
-        if len(known) and self._ledger.num_written_of(known):
-            raise InvariantError("a page that a peer may still write was given up for one of the tree")
+        new = lease.pages[lease.num_shared + num_known : last]
         if len(new):
             self._ledger.enter_tree(new)
-        shared, end = self._pin(walk, above=before)
-        if len(known):
-            lease.pages = _table(lease.pages[:first], shared, lease.pages[first + num_known :])
-            self._give_up(lease, known)
+        if num_known:
+            self._remap(lease, walk)
         if len(new):
             edge = new_tokens[num_known * tree.page_bytes :]
-            end = tree.insert(end or tree.root(lease.namespace), edge, new)
-        if len(known) and before:
+            lease._end = tree.insert(lease._end or tree.root(lease.namespace), edge, new)
+            lease.num_shared = last
+        if num_known and before is not None:
             tree.join(before)
-        lease.num_shared, lease._end = last, end
         return num_known
+
+    def _remap(self, lease: PageLease, walk: Walk) -> None:
+        """Take the tree's pages, which a walk from the lease's end matched, for the lease's own."""
+        first, last = lease.num_shared, lease.num_shared + walk.num_pages
+        own = lease.pages[first:last]
+        if self._ledger.num_written_of(own):
+            raise InvariantError("a page that a peer may still write was given up for one of the tree")
+        shared, lease._end = self._pin(walk, above=lease._end)
+        lease.pages, lease.num_shared = _table(lease.pages[:first], shared, lease.pages[last:]), last
+        self._give_up(lease, own)
 
     def _allocate(self, namespace: bytes, num_pages: int) -> Int32Array:
         """The new pages count as the owner's already while room is made for them."""
+        if not num_pages:
+            return EMPTY
         self._order.shares.add(namespace, num_pages)
-        self.make_room(num_pages)
+        if num_pages > self._ledger.num_free:
+            self.make_room(num_pages)
         return self._ledger.allocate(num_pages)
 
     def _give_up(self, lease: PageLease, private: Int32Array) -> None:
-        if len(private):
-            self._ledger.give_up(private)
-            self._order.shares.add(lease.namespace, -len(private))
+        self._ledger.give_up(private)
+        self._order.shares.add(lease.namespace, -len(private))
 
     def _expect_live(self, lease: PageLease) -> None:
         if lease not in self._leases:

@@ -7,6 +7,7 @@ other leaf's, and no more than were asked for. A conversation's output lies deep
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headstart.core.arrays import EMPTY, Int32Array
 from headstart.kv.leaves import Leaves
@@ -24,10 +25,10 @@ class LruOrder:
         self.shares = Shares(owner_pages, self.stamps)
         self._tick = 0
 
-    def touch(self, pages: Int32Array) -> None:
+    def touch(self, pages: NDArray[np.intp]) -> None:
         """These pages, a path from a root, are the most recently released now."""
         self._tick += 1
-        self.stamps[pages.astype(np.intp)] = self._tick
+        self.stamps[pages] = self._tick
 
     def offer(self, node: Node) -> None:
         """Let `node` be evicted if it is an unpinned leaf."""
@@ -35,8 +36,8 @@ class LruOrder:
         self.shares.offer(node)
 
 
-def evict(tree: RadixTree, ledger: PageLedger, order: LruOrder, num_pages: int) -> None:
-    """Take pages out of the tree until `num_pages` more are free or nothing unpinned is left.
+def evict(tree: RadixTree, ledger: PageLedger, order: LruOrder, num_pages: int) -> int:
+    """Take pages out of the tree until `num_pages` more are free or nothing unpinned is left. Returns pages now free.
 
     A page that a reader still holds leaves the tree too, but becomes free only when the reader lets go.
     """
@@ -44,6 +45,7 @@ def evict(tree: RadixTree, ledger: PageLedger, order: LruOrder, num_pages: int) 
     for leaves, excess in order.shares.above():
         _evict_from(leaves, tree, ledger, order, (wanted - ledger.num_free, excess))
     _evict_from(order.leaves, tree, ledger, order, (wanted - ledger.num_free, ledger.num_pages))
+    return ledger.num_free
 
 
 def _evict_from(leaves: Leaves, tree: RadixTree, ledger: PageLedger, order: LruOrder, enough: tuple[int, int]) -> None:

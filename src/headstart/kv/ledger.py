@@ -23,17 +23,24 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.core.arrays import EMPTY, Int32Array
+from headstart.core.arrays import Int32Array
 from headstart.core.errors import InvariantError
 
 INFLIGHT, PRIVATE, PINNED, CACHED, FREE = range(5)
 
-_NOBODY, _WRITER, _TREE, _LEASE, _READER = np.int64(0), np.int64(1), np.int64(2), np.int64(4), np.int64(1 << 32)
-_LEASES = _READER - _LEASE  # the bits that count leases
-_ALL_BUT_READERS = _READER - 1
-
 _Index = NDArray[np.intp]
 _Owners = NDArray[np.int64]
+
+
+def _owners(number: int) -> _Owners:
+    """An array of no dimension: with a number numpy takes half as long again for each operation."""
+    return np.array(number, dtype=np.int64)
+
+
+_NOBODY, _WRITER, _TREE, _LEASE, _READER = (_owners(number) for number in (0, 1, 2, 4, 1 << 32))
+_LEASES = _owners((1 << 32) - 4)  # the bits that count leases
+_ALL_BUT_READERS = _owners((1 << 32) - 1)
+_LEASE_TREE, _LEASE_WRITER = _owners(4 + 2), _owners(4 + 1)
 
 
 def _state_of(is_written: int, in_tree: int, is_leased: int, is_read: int) -> int:
@@ -58,10 +65,6 @@ def _states(owners: _Owners) -> NDArray[np.int8]:
 def _index(pages: Int32Array) -> _Index:
     """Numpy converts any other type of index at each use, which takes longer than the use itself."""
     return pages.astype(np.intp)
-
-
-def _num_of(claims: NDArray[np.bool_] | _Owners) -> int:
-    return int(np.count_nonzero(claims))
 
 
 class PageCounts(NamedTuple):
@@ -96,6 +99,11 @@ class PageLedger:
         return self._totals[CACHED]
 
     @property
+    def num_available(self) -> int:
+        """Pages that are free or would be after eviction."""
+        return self._totals[FREE] + self._totals[CACHED]
+
+    @property
     def num_lingering(self) -> int:
         """Pages that are inflight because of their readers alone."""
         return self._totals[INFLIGHT] - self._num_written
@@ -123,23 +131,21 @@ class PageLedger:
         return np.flatnonzero(self._owners & _WRITER).astype(np.int32)
 
     def num_cached_of(self, pages: Int32Array) -> int:
-        return _num_of(self._owners[_index(pages)] == _TREE)
+        return int(np.count_nonzero(self._owners[_index(pages)] == _TREE))
 
     def num_written_of(self, pages: Int32Array) -> int:
-        return _num_of(self._owners[_index(pages)] & _WRITER)
+        return int(np.count_nonzero(self._owners[_index(pages)] & _WRITER))
 
     def num_unread_of(self, pages: Int32Array) -> int:
-        return _num_of(self._owners[_index(pages)] < _READER)
+        return int(np.count_nonzero(self._owners[_index(pages)] < _READER))
 
     # ---- leases ------------------------------------------------------------------------------------------------------
 
     def allocate(self, num_pages: int) -> Int32Array:
         """Take `num_pages` free pages for one lease."""
-        rest = self.num_free - num_pages
-        if num_pages < 0 or rest < 0:
+        rest = self._totals[FREE] - num_pages
+        if num_pages <= 0 or rest < 0:
             raise InvariantError(f"{num_pages} pages asked of {self.num_free} free ones")
-        if not num_pages:
-            return EMPTY
         index = self._free[rest : rest + num_pages][::-1]
         self._owners[index] = _LEASE
         self._count(num_pages, FREE, PRIVATE)
@@ -147,7 +153,8 @@ class PageLedger:
 
     def give_up(self, pages: Int32Array) -> None:
         """The end of the one lease of pages outside the tree; those without another owner become free."""
-        self._count_readers()
+        if self._uncounted:
+            self._count_readers()
         index = _index(pages)
         if self._swap(index, _LEASE, _NOBODY):
             self._stack(index)
@@ -161,32 +168,34 @@ class PageLedger:
         """One more lease on pages of the tree."""
         index = _index(pages)
         before = self._owners[index]
-        num_cached = _num_of(before == _TREE)
+        num_cached = int(np.count_nonzero(before == _TREE))
         if num_cached < len(index):
             self._expect(index, before & _TREE, "leased but not in the tree")
-            self._count(len(index) - num_cached - _num_of(before & _LEASES), INFLIGHT, PINNED)
+            self._count(len(index) - num_cached - int(np.count_nonzero(before & _LEASES)), INFLIGHT, PINNED)
         self._owners[index] = before + _LEASE
         self._count(num_cached, CACHED, PINNED)
 
-    def unlease(self, pages: Int32Array) -> None:
-        """One lease less on pages of the tree."""
-        self._count_readers()
+    def unlease(self, pages: Int32Array) -> _Index:
+        """One lease less on pages of the tree. Returns their index."""
+        if self._uncounted:
+            self._count_readers()
         index = _index(pages)
         before = self._owners[index]
-        num_cached = _num_of(before == _TREE + _LEASE)
+        num_cached = int(np.count_nonzero(before == _LEASE_TREE))
         if num_cached < len(index):
-            self._expect(index, before & _ALL_BUT_READERS >= _TREE + _LEASE, "released but not pinned")
-            num_pinned = _num_of((before - _LEASE) & _LEASES)
+            self._expect(index, before & _ALL_BUT_READERS >= _LEASE_TREE, "released but not pinned")
+            num_pinned = int(np.count_nonzero((before - _LEASE) & _LEASES))
             self._count(len(index) - num_cached - num_pinned, PINNED, INFLIGHT)
         self._owners[index] = before - _LEASE
         self._count(num_cached, PINNED, CACHED)
+        return index
 
     # ---- the tree ----------------------------------------------------------------------------------------------------
 
     def enter_tree(self, pages: Int32Array) -> None:
         """The tree owns these pages besides the lease that filled them."""
         index = _index(pages)
-        if not self._swap(index, _LEASE, _LEASE + _TREE):
+        if not self._swap(index, _LEASE, _LEASE_TREE):
             before = self._owners[index]
             is_private = before & _ALL_BUT_READERS == _LEASE
             self._expect(index, is_private, "committed but not private, or a peer may still write them")
@@ -207,9 +216,10 @@ class PageLedger:
 
     def open_write(self, pages: Int32Array) -> None:
         """A peer may write these pages: private ones that nothing else touches."""
-        self._count_readers()
+        if self._uncounted:
+            self._count_readers()
         index = _index(pages)
-        if not self._swap(index, _LEASE, _LEASE + _WRITER):
+        if not self._swap(index, _LEASE, _LEASE_WRITER):
             self._expect(index, self._owners[index] == _LEASE, "opened for a writer but not private and untouched")
         self._num_written += len(index)
         self._count(len(index), PRIVATE, INFLIGHT)
@@ -218,7 +228,7 @@ class PageLedger:
         if not len(pages):
             return
         index = _index(pages)
-        if self._swap(index, _LEASE + _WRITER, _LEASE):
+        if self._swap(index, _LEASE_WRITER, _LEASE):
             self._count(len(index), INFLIGHT, PRIVATE)
         else:
             before = self._owners[index]
@@ -229,7 +239,7 @@ class PageLedger:
     def hold(self, pages: Int32Array) -> None:
         """One reader more per occurrence in `pages`."""
         index = _index(pages)
-        are_leased = _num_of(self._owners[index] & _LEASES) == len(index)
+        are_leased = np.count_nonzero(self._owners[index] & _LEASES) == len(index)
         if are_leased and id(pages) not in self._uncounted:
             self._uncounted[id(pages)] = pages
             return
@@ -249,9 +259,9 @@ class PageLedger:
             np.add.at(self._owners, _index(pages), _READER)
         self._uncounted.clear()
 
-    def _read(self, index: _Index, change: np.int64) -> None:
+    def _read(self, index: _Index, change: _Owners) -> None:
         """Change the readers, once per occurrence. Those of leased pages change no state."""
-        if _num_of(self._owners[index] & _LEASES) == len(index):
+        if np.count_nonzero(self._owners[index] & _LEASES) == len(index):
             np.add.at(self._owners, index, change)
         else:
             index, num_times = np.unique(index, return_counts=True)
@@ -280,9 +290,9 @@ class PageLedger:
         if (self.leases[~self.in_tree] > 1).any():
             raise InvariantError("a page outside the tree has two leases")
 
-    def _swap(self, index: _Index, former: np.int64, now: np.int64) -> bool:
+    def _swap(self, index: _Index, former: _Owners, now: _Owners) -> bool:
         """Change the owner sets of these pages if all are the `former` one, which is the usual case; else nothing."""
-        if _num_of(self._owners[index] == former) < len(index):
+        if np.count_nonzero(self._owners[index] == former) < len(index):
             return False
         self._owners[index] = now
         return True
@@ -297,7 +307,8 @@ class PageLedger:
     def _stack(self, freed: _Index) -> None:
         """Onto the free list with these, before they are counted as free. Sorts `freed`."""
         freed.sort()
-        self._free[self.num_free : self.num_free + len(freed)] = freed
+        num_free = self._totals[FREE]
+        self._free[num_free : num_free + len(freed)] = freed
 
     def _count(self, num_pages: int, former: int, now: int) -> None:
         self._totals[former] -= num_pages
@@ -305,5 +316,5 @@ class PageLedger:
 
     @staticmethod
     def _expect(index: _Index, claim: NDArray[np.bool_] | _Owners, otherwise: str) -> None:
-        if _num_of(claim) < len(index):
+        if np.count_nonzero(claim) < len(index):
             raise InvariantError(f"pages {index[claim == 0].tolist()} {otherwise}")
