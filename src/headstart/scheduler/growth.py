@@ -7,6 +7,7 @@ running one, never the oldest. A choice that is alone and still finds no page fa
 
 from headstart.core.errors import ErrorCode
 from headstart.core.layout import pages_for
+from headstart.kv.cache import PageLease
 from headstart.scheduler.board import Board
 from headstart.scheduler.desk import Desk
 from headstart.scheduler.entries import Running
@@ -21,16 +22,17 @@ class Growth:
 
     def keep(self, parts: list[Part]) -> list[Part]:
         """Those of `parts`, oldest first, whose entries still run and have pages for what they compute."""
-        wanted = [(part.entry.lease, lacks) for part in parts if (lacks := self._lacks(part))]
+        wanted = self._wanted(parts)
         if not wanted:
             return parts
-        self._board.cache.make_room(sum(lacks for _, lacks in wanted), wanted)
+        self._board.cache.make_room(sum([lacks for _, lacks in wanted]), wanted)
+        lacking = dict(wanted)
         num_sitting = 0
         kept: list[Part] = []
         for part in parts:
-            lacks = self._lacks(part)
             if not self._runs(part.entry):
                 continue  # it gave way to an older one
+            lacks = lacking.get(part.entry.lease, 0)
             if not lacks or self._grow(part.entry, lacks, num_sitting):
                 kept.append(part)
             elif self._runs(part.entry):
@@ -62,11 +64,16 @@ class Growth:
                 return False
         return True
 
-    def _lacks(self, part: Part) -> int:
-        entry = part.entry
-        stop = entry.choice.sequence.num_computed + part.num_new
-        size, num_pages = self._board.page_size, len(entry.lease.pages)
-        return pages_for(stop, size) - num_pages if stop > num_pages * size else 0
+    def _wanted(self, parts: list[Part]) -> list[tuple[PageLease, int]]:
+        """The leases with too few pages for what `parts` compute, and how many they lack."""
+        size = self._board.page_size
+        wanted: list[tuple[PageLease, int]] = []
+        for part in parts:
+            entry = part.entry
+            stop, lease = entry.choice.sequence.num_computed + part.num_new, entry.lease
+            if stop > len(lease.pages) * size:
+                wanted.append((lease, pages_for(stop, size) - len(lease.pages)))
+        return wanted
 
     def _runs(self, entry: Running) -> bool:
         return self._board.running.get(entry.choice.ref) is entry
