@@ -5,6 +5,7 @@ whole pages are written as soon as its step is out. `prefill_calls` has the stat
 invariant; `prefill_queue` says who is admitted when, and `prefill_share` how the admitted share the steps.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -254,15 +255,29 @@ class PrefillScheduler:
     # ---- time --------------------------------------------------------------------------------------------------------
 
     def advance(self) -> float | None:
+        if not self._runs and not self._waiting:
+            return None
         now = self._ports.clock.now()
-        self._expire(now)
-        self._waiting.admit(self._runs, self._try_admit)
-        times = [call.deadline for call in self._waiting]
-        times += [run.call.deadline for run in self._runs.values() if run.ending is None]
-        if len(self._writes) > 0:
+        if self._next_deadline() <= now:
+            self._expire(now)
+        if self._waiting:
+            self._waiting.admit(self._runs, self._try_admit)
+        wakeup = self._next_deadline()
+        if self._writes:
             self._kills.ask(now, self._ports.send, self._counters)
-            times.append(now + self._limits.kill_after_s)
-        return min(times, default=None)
+            wakeup = min(wakeup, now + self._limits.kill_after_s)
+        return wakeup if wakeup < math.inf else None
+
+    def _next_deadline(self) -> float:
+        """Of the calls that wait or run."""
+        earliest = math.inf
+        for call in self._waiting:
+            if call.deadline < earliest:
+                earliest = call.deadline
+        for run in self._runs.values():
+            if run.ending is None and run.call.deadline < earliest:
+                earliest = run.call.deadline
+        return earliest
 
     def _expire(self, now: float) -> None:
         for call in self._waiting.drop(lambda call: call.deadline <= now):
