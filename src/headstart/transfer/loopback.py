@@ -156,8 +156,9 @@ class LoopbackNetwork:
 
     def progress(self) -> None:
         """Let everything that is due happen."""
-        while self._agenda and self._agenda[0][0] <= self._clock.now():
-            heapq.heappop(self._agenda)[-1]()
+        agenda = self._agenda
+        while agenda and agenda[0][0] <= self._clock.now():
+            heapq.heappop(agenda)[-1]()
 
     def pages_under_write(self, name: str) -> set[int]:
         """Pages of that pool which posted writes may still touch."""
@@ -251,7 +252,8 @@ class LoopbackNetwork:
         self._after(delay_s, partial(self._land, number))
 
     def drain(self, endpoint: _Endpoint) -> list[TransferEvent]:
-        self.progress()
+        if self._agenda:
+            self.progress()
         events = endpoint.inbox
         if not events or endpoint.stalled or not endpoint.alive:
             return []
