@@ -40,6 +40,7 @@ class Match(Struct, frozen=True, eq=False):
     _asked: bytes  # the tokens, of which these match
     _walk: Walk  # their path as long as the tree has this version
     _version: int
+    _num_inserts: int  # of the tree: with as many, nothing longer can be found
 
 
 @dataclass(slots=True, eq=False)
@@ -69,8 +70,14 @@ class PrefixCache:
     def match(self, namespace: bytes, tokens: Int32Array, max_len: int | None = None) -> Match:
         """Longest committed prefix of `tokens[:max_len]`, in whole pages. Pure: changes nothing, not even LRU order."""
         asked = (tokens if max_len is None else tokens[: max(max_len, 0)]).tobytes()
-        walk = self._tree.walk(namespace, asked)
-        return Match(namespace, walk.num_pages, walk.num_pages * self.page_size, asked, walk, self._tree.version)
+        return self._find(namespace, asked)
+
+    def match_again(self, match: Match) -> Match:
+        """What the cache holds of the same prompt now."""
+        tree = self._tree
+        if match._version == tree.version and match._num_inserts == tree.num_inserts:
+            return match
+        return self._find(match.namespace, match._asked)
 
     def holds_others_behind(self, match: Match) -> bool:
         """Whether pages follow the match that are not what was asked for; else it took all that was held there."""
@@ -197,6 +204,12 @@ class PrefixCache:
         self._tree.check()
         pins = self._check_tree_pages()
         self._check_leases(pins)
+
+    def _find(self, namespace: bytes, asked: bytes) -> Match:
+        tree = self._tree
+        walk = tree.walk(namespace, asked)
+        num_pages = walk.num_pages
+        return Match(namespace, num_pages, num_pages * self.page_size, asked, walk, tree.version, tree.num_inserts)
 
     def _walk(self, match: Match) -> Walk:
         """The match's path as it is now."""

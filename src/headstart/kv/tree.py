@@ -10,7 +10,7 @@ ends inside is therefore one node, and a path has no more nodes than there are f
 Splits give the upper part a new node and merges keep the lower one: the node at which a lease ends stays that lease's.
 
 What a walk found lies on its nodes while `version` is what it was: splits, merges and removals change it. What is put
-behind a node does not.
+behind a node does not, but may make the same walk longer: `num_inserts` counts it.
 """
 
 from collections.abc import Iterator
@@ -63,6 +63,7 @@ class RadixTree:
     def __init__(self, page_size: int) -> None:
         self.page_bytes = page_size * 4
         self.version = 0
+        self.num_inserts = 0
         self._roots: dict[bytes, Node] = {}
 
     def walk(self, namespace: bytes, tokens: bytes) -> Walk:
@@ -116,6 +117,7 @@ class RadixTree:
     def insert(self, parent: Node, edge: bytes, pages: Int32Array) -> Node:
         """Put `pages` behind `parent` for the lease that ended there. Returns the node at which it ends now: `parent`
         where nobody else has to do with it, or a new child."""
+        self.num_inserts += 1
         if parent.pins == 1 and not parent.children:
             parent.edge += edge
             parent.pages = np.concatenate((parent.pages, pages))

@@ -30,7 +30,7 @@ from headstart.core.messages import (
     WorkerLoad,
     WorkerRef,
 )
-from headstart.kv.cache import Match, PrefixCache
+from headstart.kv.cache import PrefixCache
 from headstart.scheduler.contract import Send
 from headstart.scheduler.limits import PrefillLimits
 from headstart.scheduler.prefill_calls import Call, CallKey, Chunk, Ending, Run
@@ -122,8 +122,8 @@ class PrefillScheduler:
             self._refuse(sender, message, *refusal)
             return
         self._counters["calls"] += 1
-        num_expected = len(message.tokens) - self._match(message).prefix_len
-        self._waiting.add(Call(sender, message, self._ports.clock.now() + message.remaining_s, num_expected))
+        found = self._cache.match(message.namespace, message.tokens if message.cacheable else EMPTY)
+        self._waiting.add(Call(sender, message, self._ports.clock.now() + message.remaining_s, found))
 
     def _refusal(self, sender: str, message: Prefill) -> tuple[ErrorCode, str] | None:
         """Why this call cannot be taken, or None."""
@@ -288,12 +288,9 @@ class PrefillScheduler:
                 self._counters["expired_calls"] += 1
                 self._fail(run, ErrorCode.DEADLINE, "the deadline passed during prefill")
 
-    def _match(self, message: Prefill) -> Match:
-        return self._cache.match(message.namespace, message.tokens if message.cacheable else EMPTY)
-
     def _try_admit(self, call: Call) -> bool:
         message = call.message
-        found = self._match(message)
+        found = self._cache.match_again(call.found)
         lease = self._cache.try_lease(found, pages_for(call.end, self._page_size) - found.num_pages)
         if lease is None:
             return False

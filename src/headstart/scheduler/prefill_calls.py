@@ -21,7 +21,7 @@ from typing import NamedTuple
 from headstart.core.arrays import Int32Array
 from headstart.core.layout import pages_for
 from headstart.core.messages import Message, Prefill, TicketRef
-from headstart.kv.cache import PageLease
+from headstart.kv.cache import Match, PageLease
 
 CallKey = tuple[str, TicketRef]
 """(name of the calling decode worker, its ticket and attempt)."""
@@ -34,7 +34,7 @@ class Call:
     peer: str
     message: Prefill
     deadline: float
-    num_expected: int  # tokens it would compute, as its arrival found the cache
+    found: Match  # of its prompt on arrival
     num_overtaken: int = 0  # by calls admitted while it waited for pages
 
     @property
@@ -44,6 +44,11 @@ class Call:
     @property
     def end(self) -> int:
         return len(self.message.tokens)
+
+    @property
+    def num_expected(self) -> int:
+        """Tokens it would compute, as its arrival found the cache."""
+        return self.end - self.found.prefix_len
 
 
 @dataclass(frozen=True, slots=True)

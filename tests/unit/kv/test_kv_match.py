@@ -185,8 +185,26 @@ def test_a_match_tells_of_the_tree_as_it_is_when_asked_and_not_as_it_was(
     match = cache.match(NAMESPACE, ASKED)
     next(events, None)
     fresh = cache.match(NAMESPACE, ASKED)
+    assert cache.match_again(match).num_pages == fresh.num_pages
     assert cache.num_available(match) == cache.num_available(fresh)
     assert cache.holds_others_behind(match) == cache.holds_others_behind(fresh)
     lease = cache.try_lease(match, 0)
     assert (lease is not None) == (fresh.num_pages == match.num_pages == 6)
     cache.check()
+
+
+def test_a_prompt_matched_again_finds_what_was_committed_meanwhile() -> None:
+    cache = PrefixCache(30, PAGE)
+    match = cache.match(NAMESPACE, prompt(6 * PAGE))
+    assert cache.match_again(match) is match
+    lease = cache.try_lease(match, 6)
+    assert lease is not None
+    for num_pages in (2, 3, 6):  # a new leaf, and one that grows in place
+        cache.commit(lease, prompt(6 * PAGE), num_pages * PAGE)
+        match = cache.match_again(match)
+        assert (match.num_pages, match.prefix_len) == (num_pages, num_pages * PAGE)
+        assert cache.match_again(match) is match
+    cache.release(lease)
+    assert cache.match_again(match) is match
+    cache.flush()
+    assert cache.match_again(match).num_pages == 0
