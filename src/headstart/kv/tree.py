@@ -73,6 +73,8 @@ class RadixTree:
 
     def walk_from(self, node: Node, tokens: bytes) -> Walk:
         """Follow `tokens` from below `node`."""
+        if not node.children:
+            return Walk([], 0, 0)
         page_bytes = self.page_bytes
         nodes: list[Node] = []
         position, num_last, last = 0, 0, len(tokens) - page_bytes

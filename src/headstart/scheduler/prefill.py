@@ -221,6 +221,8 @@ class PrefillScheduler:
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Batch | None:
+        if not self._runs:
+            return None
         rows: list[Row] = []
         chunks: list[Chunk] = []
         for run, num_new in share_out(self._runs.values(), self._limits.chunked_prefill_size):

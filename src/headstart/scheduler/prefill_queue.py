@@ -24,7 +24,7 @@ class PrefillQueue:
         return iter(self._calls)
 
     def __contains__(self, key: CallKey) -> bool:
-        return any(call.key == key for call in self._calls)
+        return key in [call.key for call in self._calls]
 
     def add(self, call: Call) -> None:
         self._calls.append(call)
