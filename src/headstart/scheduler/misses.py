@@ -23,17 +23,15 @@ class CommittedPages:
 
     def note(self, namespace: bytes, tokens: Int32Array, first: int, last: int) -> None:
         """Pages [first, last) of `tokens` are in the cache now."""
-        slots = self._slots
-        for key in self._keys(namespace, tokens, first, last):
+        slots, seed = self._slots, xxh32_intdigest(namespace)
+        raw = tokens[first * self._page_size : last * self._page_size].tobytes()
+        page_bytes = self._page_size * tokens.itemsize
+        for page, at in enumerate(range(0, len(raw), page_bytes), first):
+            key = xxh32_intdigest(raw[at : at + page_bytes], seed + page)  # the seed is taken modulo 2**32
             slots[key % _NUM_SLOTS] = key
 
     def holds(self, namespace: bytes, tokens: Int32Array, page: int) -> bool:
         """Whether that page was noted, as far as remembered."""
-        keys = self._keys(namespace, tokens, page, page + 1)
-        return bool(keys) and self._slots[keys[0] % _NUM_SLOTS] == keys[0]
-
-    def _keys(self, namespace: bytes, tokens: Int32Array, first: int, last: int) -> list[int]:
-        raw = tokens[first * self._page_size : last * self._page_size].tobytes()
-        step = self._page_size * tokens.itemsize
-        seed = xxh32_intdigest(namespace) + first  # taken modulo 2**32
-        return [xxh32_intdigest(raw[at : at + step], seed + at // step) for at in range(0, len(raw), step)]
+        raw = tokens[page * self._page_size : (page + 1) * self._page_size].tobytes()
+        key = xxh32_intdigest(raw, xxh32_intdigest(namespace) + page)
+        return len(raw) > 0 and self._slots[key % _NUM_SLOTS] == key
