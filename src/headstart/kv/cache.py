@@ -236,11 +236,14 @@ class PrefixCache:
         tree, before = self._tree, lease._end
         walk = tree.walk(lease.namespace, new_tokens) if before is None else tree.walk_from(before, new_tokens)
         num_known = walk.num_pages
-        new = lease.pages[lease.num_shared + num_known : last]
+        first_new = lease.num_shared + num_known
+        known, new = lease.pages[lease.num_shared : first_new], lease.pages[first_new:last]
+        if num_known and self._ledger.num_written_of(known):
+            raise InvariantError("a page that a peer may still write was given up for one of the tree")
         if len(new):
             self._ledger.enter_tree(new)
         if num_known:
-            self._remap(lease, walk)
+            self._remap(lease, walk, known)
         if len(new):
             edge = new_tokens[num_known * tree.page_bytes :]
             lease._end = tree.insert(lease._end or tree.root(lease.namespace), edge, new)
@@ -249,12 +252,9 @@ class PrefixCache:
             tree.join(before)
         return num_known
 
-    def _remap(self, lease: PageLease, walk: Walk) -> None:
+    def _remap(self, lease: PageLease, walk: Walk, own: Int32Array) -> None:
         """Take the tree's pages, which a walk from the lease's end matched, for the lease's own."""
         first, last = lease.num_shared, lease.num_shared + walk.num_pages
-        own = lease.pages[first:last]
-        if self._ledger.num_written_of(own):
-            raise InvariantError("a page that a peer may still write was given up for one of the tree")
         shared, lease._end = self._pin(walk, above=lease._end)
         lease.pages, lease.num_shared = _table(lease.pages[:first], shared, lease.pages[last:]), last
         self._give_up(lease, own)
