@@ -66,6 +66,18 @@ def test_a_page_that_a_peer_may_still_write_is_never_committed() -> None:
     cache.check()
 
 
+def test_a_commit_refused_for_a_page_that_the_tree_has_already_changes_nothing() -> None:
+    cache = PrefixCache(10, PAGE)
+    lease, other = admit(cache, prompt(4 * PAGE)), admit(cache, prompt(2 * PAGE))
+    cache.commit(other, prompt(2 * PAGE), 2 * PAGE)
+    cache.open_write(lease.pages[:1])
+    before = cache.counts()
+    with pytest.raises(InvariantError, match="may still write"):
+        cache.commit(lease, prompt(4 * PAGE), 4 * PAGE)
+    assert (cache.counts(), lease.num_shared) == (before, 0)
+    cache.check()
+
+
 def test_broken_promises_raise_at_once() -> None:
     cache = PrefixCache(8, PAGE)
     tokens = prompt(3 * PAGE)
