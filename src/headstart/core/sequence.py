@@ -44,8 +44,9 @@ class Sequence:
         """Tokens at positions [start, stop)."""
         return self._view[start:stop]
 
-    def last(self, num_tokens: int) -> tuple[int, ...]:
-        return tuple(self._view[self._len - num_tokens : self._len].tolist())
+    def outputs(self, first: int, stop: int) -> tuple[int, ...]:
+        """Outputs [first, stop)."""
+        return tuple(self._view[self.prompt_len + first : self.prompt_len + stop].tolist())
 
     def append(self, token_id: int) -> None:
         if self._len == len(self._buffer):

@@ -12,7 +12,7 @@ from math import inf
 
 from headstart.core.batch import Batch, BatchOutput, Sampled
 from headstart.core.clock import Clock
-from headstart.core.errors import ErrorCode
+from headstart.core.errors import ErrorCode, InvariantError
 from headstart.core.identity import KVSpec
 from headstart.core.messages import (
     Cancel,
@@ -28,7 +28,6 @@ from headstart.core.messages import (
     Rejected,
     Submit,
     TicketClosed,
-    Tokens,
     Welcome,
     WorkerExited,
     WorkerLoad,
@@ -36,6 +35,7 @@ from headstart.core.messages import (
     decode_notice,
 )
 from headstart.core.request import ChoiceRef
+from headstart.core.sequence import Sequence
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.admit import Admission
 from headstart.scheduler.alarms import Alarms
@@ -317,12 +317,21 @@ class DecodeScheduler:
         self._next_step += num_steps
         self._gateways.skip_looks(last_end)
 
-    def last_tokens(self, num_tokens: int) -> dict[str, Tokens]:
-        """By gateway, the last `num_tokens` of each row of the launched step: what leaps left to be said."""
+    def launched_refs(self) -> list[ChoiceRef]:
+        """The choices with a row in the launched step."""
         launched = self._board.launched
-        assert launched is not None
-        launched.settle()
-        return self._desk.last_tokens((part.entry.choice for part in launched.parts), num_tokens)
+        return [] if launched is None else [part.entry.choice.request.ref for part in launched.parts]
+
+    def sequence(self, ref: ChoiceRef) -> Sequence:
+        """Of an unfinished choice. It has all its tokens after `settle`."""
+        choice = self._desk.get(ref)
+        if choice is None:
+            raise InvariantError(f"{ref} has ended")
+        return choice.sequence
+
+    def settle(self) -> None:
+        """Rows have the tokens of all steps that were taken in leaps."""
+        self._board.settle()
 
     def _apply(self, part: Part, sampled: Sampled | None) -> None:
         """Token and KV of one row, together."""

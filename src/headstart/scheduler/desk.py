@@ -6,7 +6,7 @@ Ended refs are remembered for a while, so that a repeated Submit does not start 
 
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -129,16 +129,6 @@ class Desk:
         else:
             delta = TokenDelta(request.ref, index, (sampled.token_id,), *_logprobs(sampled))
         self._deltas[choice.gateway].append(delta)
-
-    @staticmethod
-    def last_tokens(choices: Iterable[Choice], num_tokens: int) -> dict[str, Tokens]:
-        """By gateway, the last `num_tokens` of each choice."""
-        deltas: dict[str, list[TokenDelta]] = defaultdict(list)
-        for choice in choices:
-            sequence = choice.sequence
-            delta = TokenDelta(choice.request.ref, sequence.num_outputs - num_tokens, sequence.last(num_tokens))
-            deltas[choice.gateway].append(delta)
-        return {gateway: Tokens(tuple(said)) for gateway, said in deltas.items()}
 
     def finish(self, choice: Choice, stop: Stop) -> None:
         num_tokens = choice.sequence.num_outputs

@@ -25,6 +25,7 @@ class Leaps:
         self._executor = executor
         self._loop = loop
         self._unsaid = unsaid
+        unsaid.read_from(scheduler.sequence)
         self._ends: list[float] = []  # of the step in flight and of those after it, as far as known
         self._row_steps = 0  # that are free as far as the rows tell
         self._num_free = 0  # that may be applied; one end more than these is known
@@ -47,16 +48,18 @@ class Leaps:
         executor, ends = self._executor, self._ends
         if executor.step_s > OWN_STALL_S:  # the loop would think that it stood still
             num_free = 0
+        end = ends[-1]
         for step_s in islice(executor.times, max(0, num_free + 1 - len(ends))):
             if step_s > OWN_STALL_S:
                 executor.times = iter(())
                 break
-            ends.append(ends[-1] + step_s)
+            end += step_s
+            ends.append(end)
         self._num_free = min(num_free, len(ends) - 1)
 
     def catch_up(self, now: float) -> bool:
         """Apply the free steps that ended before `now`. Whether there were any."""
-        num_steps = min(bisect_left(self._ends, now), self._num_free)
+        num_steps = bisect_left(self._ends, now, 0, self._num_free)
         if not num_steps:
             return False
         last = self._last_publication(num_steps)
@@ -94,13 +97,13 @@ class Leaps:
         self._num_free = 0
 
     def collect(self) -> None:
-        """Tokens of applied steps are to be said. Comes before a pass that may change what runs."""
+        """Outputs of applied steps are to be said. Comes before a pass that may change what runs."""
         if self._done:
-            for gateway, tokens in self._scheduler.last_tokens(len(self._done)).items():
-                self._unsaid.add(gateway, tokens.deltas, self._done)
+            self._unsaid.add(self._scheduler.launched_refs(), self._done)
             self._done = []
 
     def say(self, arriving_by: float = NEVER) -> None:
         """Send all tokens that reach their gateways by this time."""
         self.collect()
+        self._scheduler.settle()
         self._unsaid.say(arriving_by)

@@ -1,28 +1,34 @@
-"""Tokens that a worker has produced and its gateways were not bothered with, each with the time at which it arrives.
+"""When the tokens that a worker has produced reach its gateways, which were not bothered with them yet.
 
 They are sent when that can make a difference: before the last word on their choice, before the gateway looks at what it
-has heard, and before the worker's end. What they change at a gateway until then is looked at by nobody.
+has heard, and before the worker's end. What they change at a gateway until then is looked at by nobody. Which tokens
+they are is read from their choice's sequence, and only then.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Series
+from dataclasses import dataclass, field
 
-from headstart.core.messages import Failed, Finished, Message, TokenDelta, Tokens
+from headstart.core.messages import Accepted, Failed, Finished, Message, TokenDelta, Tokens
 from headstart.core.request import ChoiceRef
+from headstart.core.sequence import Sequence
 from headstart.sim.clock import VirtualClock
 
-SendLate = Callable[[str, Tokens, Sequence[float]], None]
+SendLate = Callable[[str, Tokens, Series[float]], None]
 """(recipient, tokens, arrivals): of one choice, each with its time."""
+Find = Callable[[ChoiceRef], Sequence]
+"""The tokens of a choice that was accepted just now."""
 
 
 @dataclass(slots=True)
 class Outputs:
-    """Of one choice, from output `first` on, and when each arrives."""
+    """Of one open choice, from output `first` on: when each arrives at `recipient`."""
 
+    recipient: str
+    sequence: Sequence
     first: int
-    token_ids: list[int]
-    arrivals: list[float]
+    arrivals: list[float] = field(default_factory=list)
 
 
 class Unsaid:
@@ -35,46 +41,55 @@ class Unsaid:
         self._delay_s = delay_s
         self._send = send
         self._send_late = send_late
-        self._outputs: dict[tuple[str, ChoiceRef], Outputs] = {}
+        self._find: Find | None = None
+        self._outputs: dict[ChoiceRef, Outputs] = {}  # of every open choice, from Accepted to its last word
+
+    def read_from(self, find: Find) -> None:
+        """To be called before anything is sent."""
+        self._find = find
 
     def send(self, recipient: str, message: Message) -> None:
         """Satisfies `scheduler.contract.Send`. Tokens with logprobs are sent as they come."""
         if isinstance(message, Tokens):
-            plain = [delta for delta in message.deltas if not delta.logprobs]
-            self.add(recipient, plain, (self._clock.now(),))
-            if len(plain) < len(message.deltas):
-                self._send(recipient, Tokens(tuple(delta for delta in message.deltas if delta.logprobs)))
+            self._take(recipient, message)
             return
-        if isinstance(message, Finished | Failed):
-            outputs = self._outputs.pop((recipient, message.ref), None)
+        if isinstance(message, Accepted):
+            self._open(recipient, message.ref)
+        elif isinstance(message, (Finished, Failed)):
+            outputs = self._outputs.pop(message.ref, None)
             if outputs is not None:
-                self._say(recipient, message.ref, outputs)
+                self._say(message.ref, outputs, len(outputs.arrivals))
         self._send(recipient, message)
 
-    def add(self, recipient: str, deltas: Iterable[TokenDelta], sent_at: Sequence[float]) -> None:
-        """Each delta has as many tokens as there are times."""
+    def _open(self, recipient: str, ref: ChoiceRef) -> None:
+        """A repeated Submit is answered with Accepted once more."""
+        assert self._find is not None
+        if ref not in self._outputs:
+            sequence = self._find(ref)
+            self._outputs[ref] = Outputs(recipient, sequence, sequence.num_outputs)
+
+    def _take(self, recipient: str, message: Tokens) -> None:
+        self.add((delta.ref for delta in message.deltas if not delta.logprobs), (self._clock.now(),))
+        worded = tuple(delta for delta in message.deltas if delta.logprobs)
+        if worded:
+            self._send(recipient, Tokens(worded))
+
+    def add(self, refs: Iterable[ChoiceRef], sent_at: Series[float]) -> None:
+        """Each of these choices has an output more for each of these times."""
         arrivals = [time_s + self._delay_s for time_s in sent_at]
-        for delta in deltas:
-            key = recipient, delta.ref
-            outputs = self._outputs.get(key)
-            if outputs is None:
-                self._outputs[key] = Outputs(delta.index, list(delta.token_ids), list(arrivals))
-            else:
-                outputs.token_ids += delta.token_ids
-                outputs.arrivals += arrivals
+        for ref in refs:
+            self._outputs[ref].arrivals += arrivals
 
     def say(self, arriving_by: float) -> None:
-        """Send what arrives by then."""
-        waiting, self._outputs = self._outputs, {}
-        for (recipient, ref), outputs in waiting.items():
-            count = bisect_right(outputs.arrivals, arriving_by)
-            if count < len(outputs.arrivals):
-                rest = Outputs(outputs.first + count, outputs.token_ids[count:], outputs.arrivals[count:])
-                self._outputs[recipient, ref] = rest
-            if count:
-                said = Outputs(outputs.first, outputs.token_ids[:count], outputs.arrivals[:count])
-                self._say(recipient, ref, said)
+        """Send what arrives by then. The sequences must have all outputs that were added."""
+        for ref, outputs in self._outputs.items():
+            self._say(ref, outputs, bisect_right(outputs.arrivals, arriving_by))
 
-    def _say(self, recipient: str, ref: ChoiceRef, outputs: Outputs) -> None:
-        delta = TokenDelta(ref, outputs.first, tuple(outputs.token_ids))
-        self._send_late(recipient, Tokens((delta,)), outputs.arrivals)
+    def _say(self, ref: ChoiceRef, outputs: Outputs, count: int) -> None:
+        """The first `count` of them."""
+        if not count:
+            return
+        first, arrivals = outputs.first, outputs.arrivals
+        outputs.first, outputs.arrivals = first + count, arrivals[count:]
+        delta = TokenDelta(ref, first, outputs.sequence.outputs(first, first + count))
+        self._send_late(outputs.recipient, Tokens((delta,)), arrivals[:count])
