@@ -19,6 +19,8 @@ class Refusal(NamedTuple):
 
 
 class Router:
+    """Chooses; whoever asks sends."""
+
     def __init__(self, registry: Registry, policy: DecodePolicy, limits: DispatchLimits) -> None:
         self._registry = registry
         self._policy = policy

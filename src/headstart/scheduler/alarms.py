@@ -5,9 +5,10 @@ dropped when they surface, or when they may outnumber the rest.
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from math import inf
 
+from headstart.core.errors import InvariantError
 from headstart.core.request import ChoiceRef
 from headstart.scheduler.entries import Choice
 
@@ -41,6 +42,12 @@ class Alarms:
             choice = self._open(entry)
             if choice is not None:
                 yield choice
+
+    def check(self, refs: Collection[ChoiceRef]) -> None:
+        """Raise InvariantError unless each of these, which are all open choices, has one alarm."""
+        alarmed = [entry[2] for entry in self._heap if self._open(entry) is not None]
+        if len(alarmed) != len(refs) or set(alarmed) != set(refs):
+            raise InvariantError(f"{len(alarmed)} alarms for {len(refs)} open choices")
 
     def _open(self, entry: tuple[float, int, ChoiceRef]) -> Choice | None:
         _, order, ref = entry

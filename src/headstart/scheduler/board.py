@@ -238,11 +238,14 @@ class Board:
             raise InvariantError("two entries own one lease")
         if any(len(entry.lease.pages) * self.page_size < len(entry.choice.sequence) - 1 for entry in self.holders()):
             raise InvariantError("a holder lacks pages for tokens before its last one")
+        if any(entry.commit_at != self._next_commit(entry) for entry in self.running.values()):
+            raise InvariantError("a row commits too early or too late")
         if not self.claims.leaders() <= {entry.choice.ref for entry in self.holders()}:
             raise InvariantError("a claim outlives its leader")
         self._check_calls()
 
     def _check_calls(self) -> None:
+        self.calls.check()
         opened: list[int] = []
         for call in self.calls:
             opened.extend(call.pages[call.missing].tolist())

@@ -283,6 +283,15 @@ class CallTable:
         now = self._clock.now()
         return any(now >= asked.since + give_up_after_s for asked in self._kill_asked.values())
 
+    def check(self) -> None:
+        """Raise InvariantError unless what is kept of calls is what counting anew would give."""
+        for call in self:
+            if call.num_missing != np.count_nonzero(call.missing):
+                raise InvariantError(f"{call.ref} counts {call.num_missing} missing pages")
+        for phase, table in ((Phase.FILLED, self._filled), (Phase.DONE, self._done), (Phase.LOOSE, self._repeats)):
+            if table.keys() != {call.ref for call in self if call.phase is phase}:
+                raise InvariantError(f"not exactly the calls that are {phase.value} are known as such")
+
     def _close_missing(self, call: Call) -> None:
         if call.num_missing:
             self._cache.close_write(call.pages[call.missing])
@@ -290,8 +299,8 @@ class CallTable:
     def _forget(self, call: Call) -> None:
         call.phase = Phase.GONE
         del self._calls[call.ref]
-        for of_a_phase in (self._filled, self._done, self._repeats):
-            of_a_phase.pop(call.ref, None)
+        for table in (self._filled, self._done, self._repeats):
+            table.pop(call.ref, None)
         if self._kill_asked and not any(other.worker == call.worker for other in self._calls.values()):
             self._kill_asked.pop(call.worker, None)
 

@@ -390,3 +390,4 @@ class DecodeScheduler:
         """Raise InvariantError unless every page, lease, ticket and choice has the owners it should."""
         self._board.check()
         self._desk.check(self._board.entries)
+        self._alarms.check(self._board.entries.keys())

@@ -7,6 +7,8 @@ OWN_STALL_S = 1.0
 
 
 class Gateways:
+    """Those that this worker has heard of, and may hold choices of."""
+
     def __init__(self, silence_s: float, now: float) -> None:
         self._silence_s = silence_s
         self._heard: dict[str, float] = {}

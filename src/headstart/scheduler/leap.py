@@ -33,10 +33,10 @@ def num_free_steps(board: Board, row_steps: int) -> int:
 
 
 def num_row_steps(board: Board, draw: Draw) -> int:
-    """The same as far as the launched rows tell, pages and all that is not a row apart. Stays right while they run, but
-    for the steps that are taken."""
+    """The same as far as the launched rows tell, pages and all that is not a row apart; notes how far the pages they have
+    reach. Asked where nothing is owed; stays right while the rows run, but for the steps that are taken."""
     launched, num_steps, room = board.launched, maxsize, maxsize
-    if launched is None or launched.left:
+    if launched is None or launched.left or launched.owed is not None:
         return 0
     for part in launched.parts:
         request, sequence = part.entry.choice.request, part.entry.choice.sequence

@@ -113,7 +113,7 @@ class Links:
 
     def exited(self, worker: WorkerRef) -> None:
         self._unproven = [former for former in self._unproven if former.worker != worker]
-        if (link := self._known(worker)) is not None:
+        if (link := self._to_change(worker)) is not None:
             link.state = DEAD
             self._listed = None
 
@@ -146,17 +146,17 @@ class Links:
 
     def mismatch(self, worker: WorkerRef) -> None:
         """A call came back as incompatible: no more on this pair."""
-        if (link := self._known(worker)) is not None:
+        if (link := self._to_change(worker)) is not None:
             link.handshake = Handshake.REFUSED
 
     def greet_again(self, worker: WorkerRef, now: float) -> None:
         """It could not write to us: its connection may be lost. It gets no calls before it has answered a Hello."""
-        link = self._known(worker)
+        link = self._to_change(worker)
         if link is not None and link.handshake is Handshake.WELCOME:
             link.handshake, link.greeted_at, link.next_hello = Handshake.GREETING, now, now
 
     def busy(self, worker: WorkerRef, now: float) -> None:
-        if (link := self._known(worker)) is not None:
+        if (link := self._to_change(worker)) is not None:
             link.busy_until = now + BACKOFF_S
 
     def advance(self, now: float) -> float:
@@ -213,8 +213,8 @@ class Links:
             return now < link.greeted_at + GREETING_PATIENCE_S
         return link.handshake is Handshake.WELCOME and num_tokens <= link.capacity_tokens
 
-    def _known(self, worker: WorkerRef) -> Link | None:
-        """The link to this incarnation, about to be changed."""
+    def _to_change(self, worker: WorkerRef) -> Link | None:
+        """The link to this incarnation, which the caller is about to change."""
         link = self._links.get(worker.name)
         if link is None or link.worker != worker:
             return None
@@ -222,7 +222,7 @@ class Links:
         return link
 
     def _answered(self, sender: str, worker: WorkerRef) -> Link | None:
-        link = self._known(worker)
+        link = self._to_change(worker)
         if link is None or sender != str(worker):
             self._counters["stray_messages"] += 1
             return None

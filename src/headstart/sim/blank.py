@@ -54,9 +54,7 @@ class BlankExecutor:
     def __init__(self, tape: Tape, cost: StepCost, page_size: int, clock: Clock) -> None:
         self.tape = tape
         self.finish_at: float | None = None
-        self.times: Iterator[float] = iter(
-            ()
-        )  # that steps take which come after the launched one, as they are asked for
+        self.times: Iterator[float] = iter(())  # of the steps after the launched one, told as they are asked for
         self.num_steps = 0
         self._times_of = times_of(cost)
         self._page_size = page_size

@@ -55,7 +55,8 @@ class ControlNetwork:
             self._agenda.add(arrival, partial(self._deliver, sender, recipient, message))
 
     def _draw_arrival(self, sender: str, recipient: str) -> float:
-        """Not before the last one on the same way: where the delay is always the same, that needs no care."""
+        """Not before the last one on the same way. With one delay for all that holds by itself, but for what a client says
+        while `as_of` sets the clock back for it: that may overtake words on others' choices."""
         low, high = self._delay_s
         if low == high:
             return self._clock.now() + low

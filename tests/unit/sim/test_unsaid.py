@@ -37,7 +37,7 @@ class Desk:
         self.unsaid.send("gateway", Tokens((delta,)))
 
 
-def test_what_arrives_by_then_is_said_once_and_the_rest_later():
+def test_what_arrives_by_then_is_said_once_and_the_rest_later() -> None:
     desk = Desk()
     for token_id in (80, 81, 82):
         desk.step(token_id)
@@ -49,7 +49,7 @@ def test_what_arrives_by_then_is_said_once_and_the_rest_later():
     assert desk.said[1:] == [(4, (82,), [3.5])]
 
 
-def test_outputs_of_leaps_and_of_steps_are_of_one_row():
+def test_outputs_of_leaps_and_of_steps_are_of_one_row() -> None:
     desk = Desk()
     desk.step(80)
     desk.sequence.extend(np.array([81, 82], dtype=np.int32))
@@ -59,7 +59,7 @@ def test_outputs_of_leaps_and_of_steps_are_of_one_row():
     assert desk.said == [(2, (80, 81, 82, 83), [1.5, 1.75, 2.25, 2.5])]
 
 
-def test_the_last_word_comes_after_all_outputs_and_ends_it():
+def test_the_last_word_comes_after_all_outputs_and_ends_it() -> None:
     desk = Desk()
     desk.step(80)
     finished = Finished(REF, "length", 3, RequestStats(), None)
@@ -68,7 +68,7 @@ def test_the_last_word_comes_after_all_outputs_and_ends_it():
     assert desk.said == [(2, (80,), [1.5]), finished]
 
 
-def test_accepted_twice_it_keeps_its_place():
+def test_accepted_twice_it_keeps_its_place() -> None:
     desk = Desk()
     desk.step(80)
     desk.unsaid.send("gateway", Accepted(REF))
@@ -76,7 +76,7 @@ def test_accepted_twice_it_keeps_its_place():
     assert desk.said[1:] == [(2, (80,), [1.5])]
 
 
-def test_tokens_with_logprobs_are_sent_as_they_come():
+def test_tokens_with_logprobs_are_sent_as_they_come() -> None:
     desk = Desk()
     desk.step(80, logprobs=(-0.5,))
     (message,) = desk.said
