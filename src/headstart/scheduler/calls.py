@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from headstart.core.arrays import Int32Array
 from headstart.core.clock import Clock
+from headstart.core.errors import InvariantError
 from headstart.core.messages import CancelTicket, ChunkNotice, KillRequest, TicketRef, WorkerRef
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.contract import Send
