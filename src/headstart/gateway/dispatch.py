@@ -82,15 +82,16 @@ class Dispatcher:
         """Take one choice. Its end, also a refusal, comes through the sink, possibly before this returns.
 
         Choices of one request share its id and go to the same decode worker. `remaining_s` starts the deadline.
+        Raises InvariantError for a choice that is unfinished already.
         """
         now = self._clock.now()
         choice = Choice(request, sink, now + request.remaining_s, Queued(now), tokens=list(request.output_ids))
         if self.is_full:
             sink.on_failed(Failed(choice.ref, ErrorCode.BUSY, "too many unfinished requests, try again later"))
             return
+        self._unfinished.add(choice)
         self.counters["submitted"] += 1
         self._next_deadline = min(self._next_deadline, choice.deadline)
-        self._unfinished.add(choice)
         self._place(choice, now)
 
     def cancel(self, request_id: str, code: ErrorCode = ErrorCode.CANCELLED, message: str = "cancelled") -> None:

@@ -32,15 +32,17 @@ _Index = NDArray[np.intp]
 _Owners = NDArray[np.int64]
 
 
-def _owners(number: int) -> _Owners:
-    """An array of no dimension: with a number numpy takes half as long again for each operation."""
-    return np.array(number, dtype=np.int64)
+def _constant(number: int) -> _Owners:
+    """A read-only array of no dimension: with a number numpy takes half as long again for each operation."""
+    constant = np.array(number, dtype=np.int64)
+    constant.setflags(write=False)
+    return constant
 
 
-_NOBODY, _WRITER, _TREE, _LEASE, _READER = (_owners(number) for number in (0, 1, 2, 4, 1 << 32))
-_LEASES = _owners((1 << 32) - 4)  # the bits that count leases
-_ALL_BUT_READERS = _owners((1 << 32) - 1)
-_LEASE_TREE, _LEASE_WRITER = _owners(4 + 2), _owners(4 + 1)
+_NOBODY, _WRITER, _TREE, _LEASE, _READER = map(_constant, (0, 1, 2, 4, 1 << 32))
+_LEASES = _constant(int(_READER) - int(_LEASE))  # the bits that count leases
+_ALL_BUT_READERS = _constant(int(_READER) - 1)
+_LEASE_TREE, _LEASE_WRITER = _constant(int(_LEASE) + int(_TREE)), _constant(int(_LEASE) + int(_WRITER))
 
 
 def _state_of(is_written: int, in_tree: int, is_leased: int, is_read: int) -> int:

@@ -34,7 +34,7 @@ def num_free_steps(board: Board, row_steps: int) -> int:
 
 def num_row_steps(board: Board, draw: Draw) -> int:
     """The same as far as the launched rows tell, pages and all that is not a row apart; notes how far the pages they have
-    reach. Asked where nothing is owed; stays right while the rows run, but for the steps that are taken."""
+    reach. 0 where outputs are owed; stays right while the rows run, but for the steps that are taken."""
     launched, num_steps, room = board.launched, maxsize, maxsize
     if launched is None or launched.left or launched.owed is not None:
         return 0

@@ -27,11 +27,15 @@ class CommittedPages:
         raw = tokens[first * self._page_size : last * self._page_size].tobytes()
         page_bytes = self._page_size * tokens.itemsize
         for page, at in enumerate(range(0, len(raw), page_bytes), first):
-            key = xxh32_intdigest(raw[at : at + page_bytes], seed + page)  # the seed is taken modulo 2**32
+            key = _key(seed, page, raw[at : at + page_bytes])
             slots[key % _NUM_SLOTS] = key
 
     def holds(self, namespace: bytes, tokens: Int32Array, page: int) -> bool:
         """Whether that page was noted, as far as remembered."""
         raw = tokens[page * self._page_size : (page + 1) * self._page_size].tobytes()
-        key = xxh32_intdigest(raw, xxh32_intdigest(namespace) + page)
+        key = _key(xxh32_intdigest(namespace), page, raw)
         return len(raw) > 0 and self._slots[key % _NUM_SLOTS] == key
+
+
+def _key(seed: int, page: int, raw: bytes) -> int:
+    return xxh32_intdigest(raw, seed + page)  # it takes seeds modulo 2**32

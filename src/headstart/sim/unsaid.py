@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 
+from headstart.core.errors import InvariantError
 from headstart.core.messages import Accepted, Failed, Finished, Message, TokenDelta, Tokens
 from headstart.core.request import ChoiceRef
 from headstart.core.sequence import Sequence
@@ -90,6 +91,8 @@ class Unsaid:
         if not count:
             return
         first, arrivals = outputs.first, outputs.arrivals
+        if first + count > outputs.sequence.num_outputs:
+            raise InvariantError(f"{ref} is about to say outputs that it does not have yet")
         outputs.first, outputs.arrivals = first + count, arrivals[count:]
         delta = TokenDelta(ref, first, outputs.sequence.outputs(first, first + count))
         self._send_late(outputs.recipient, Tokens((delta,)), arrivals[:count])

@@ -80,7 +80,7 @@ class SimWorker:
         self.mailbox = Mailbox()
         self.is_stalled = False
         self.wake_at = clock.now()
-        self.looks: list[float] = []  # when its world sees whether it is due, the next last: not after `wake_at`
+        self.looks: list[float] = []  # when its world sees whether it is due, the next last: no later than it must
         self.num_changes = 0  # goes up with whatever may change the scheduler or the cache
         self._checked_at: int | None = None  # changes, when they were last proven right
         self._clock = clock

@@ -9,6 +9,7 @@ KV they would hold, writers and launched steps scribble over theirs until they e
 import os
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -40,6 +41,15 @@ OPERATIONS = (
 )
 
 Prefix = tuple[bytes, tuple[int, ...]]
+
+
+class Asked(NamedTuple):
+    """A match that was kept: of the `asked` ones of its tokens."""
+
+    match: Match
+    namespace: bytes
+    tokens: tuple[int, ...]
+    asked: tuple[int, ...]
 
 
 class NaiveCache:
@@ -106,7 +116,7 @@ class KVMachine(RuleBasedStateMachine):
         self.page_of: dict[Prefix, int] = {}  # of every cached prefix
         self.content: list[object] = [None] * num_pages
         self.holders: list[Holder] = []
-        self.matches: list[tuple[Match, bytes, tuple[int, ...]]] = []
+        self.matches: list[Asked] = []
         self.writes: list[Int32Array] = []
         self.holds: list[Int32Array] = []
 
@@ -126,18 +136,25 @@ class KVMachine(RuleBasedStateMachine):
         """Match a prompt without its last tokens; lease now, later, or what was matched earlier."""
         spare, when = dice.below(3), dice.below(8)
         namespace = NAMESPACES[dice.below(len(NAMESPACES))]
-        stem = self.matches[-1][2][: dice.below(MAX_TOKENS + 1)] if self.matches else ()
+        stem = self.matches[-1].tokens[: dice.below(MAX_TOKENS + 1)] if self.matches else ()
         tokens = (stem + tuple(dice.below(2) for _ in range(dice.below(MAX_TOKENS + 1))))[:MAX_TOKENS]
         match = self.cache.match(namespace, int32_array(tokens), len(tokens) - spare if spare else None)
-        assert match.num_pages == self.model.match(namespace, tokens[: max(0, len(tokens) - spare)])
-        assert match.prefix_len == match.num_pages * self.page_size
-        self.matches.append((match, namespace, tokens))
+        self.matches.append(Asked(match, namespace, tokens, tokens[: max(0, len(tokens) - spare)]))
+        self.ask_again()
         if when > 5:
             self.operations["match"] += 1
         else:
-            self.lease(*self.matches.pop(-1 if when < 4 else 0), num_spare=spare)
+            self.lease(self.matches.pop(-1 if when < 4 else 0), num_spare=spare)
 
-    def lease(self, match: Match, namespace: bytes, tokens: tuple[int, ...], num_spare: int) -> None:
+    def ask_again(self) -> None:
+        """Whether what was remembered of a match is still right, the cache says by itself."""
+        for match, namespace, _, asked in (self.matches[0], self.matches[-1]):
+            again = self.cache.match_again(match)
+            assert again.num_pages == self.model.match(namespace, asked)
+            assert again.prefix_len == again.num_pages * self.page_size
+
+    def lease(self, matched: Asked, num_spare: int) -> None:
+        match, namespace, tokens, _ = matched
         num_new = -(-len(tokens) // self.page_size) - match.num_pages + num_spare
         still = min(match.num_pages, self.model.match(namespace, tokens))
         path = self.model.prefixes(namespace, tokens, still)
