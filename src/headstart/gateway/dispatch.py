@@ -275,6 +275,8 @@ class Dispatcher:
     def _sweep(self, now: float) -> None:
         self._next_sweep = now + self._limits.beat_s
         self._look_around(now, repeats=True)
+        if (num_tokens := self.registry.pool_tokens(DECODE)) > 0:
+            self._policy.note_pools(num_tokens)
 
     def _look_around(self, now: float, *, repeats: bool) -> None:
         """See what has changed. `repeats`: tell decode workers also what they know."""

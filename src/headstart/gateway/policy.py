@@ -28,6 +28,10 @@ class DecodePolicy(Protocol):
         """Its worker holds the prompt and the outputs. The last word on this choice."""
         ...
 
+    def note_pools(self, num_tokens: int) -> None:
+        """So much do the pools of all decode workers hold."""
+        ...
+
 
 def cheapest(candidates: Sequence[WorkerRecord], costs: Sequence[int], rng: Random) -> WorkerRecord:
     """Of equals one is drawn."""
@@ -50,6 +54,9 @@ class LeastLoaded:
         pass
 
     def note_finished(self, choice: Choice) -> None:
+        pass
+
+    def note_pools(self, num_tokens: int) -> None:
         pass
 
 
@@ -80,6 +87,9 @@ class PrefixAffinity:
     def note_finished(self, choice: Choice) -> None:
         request, outputs = choice.request, array("i", choice.tokens)
         self.index.record(request.namespace, request.prompt.tobytes() + outputs.tobytes(), str(choice.worker))
+
+    def note_pools(self, num_tokens: int) -> None:
+        self.index.limit(num_tokens)
 
 
 MakePolicy = Callable[[Random], DecodePolicy]

@@ -28,20 +28,26 @@ class _Node:
 
 
 class PrefixIndex:
-    """Bounded LRU. A chunk is `chunk_len` tokens; at most `max_chunks` of them are kept.
+    """Bounded LRU. A chunk is `chunk_len` tokens; at most `max_chunks` of them are kept, and no more than workers can hold.
 
     200,000 chunks of 64 tokens take 50 to 115 MB, the more the more sequences part after one chunk.
     """
 
     def __init__(self, chunk_len: int = 64, max_chunks: int = 200_000) -> None:
         self._chunk_bytes = 4 * chunk_len
-        self._max_chunks = max_chunks
+        self._most_chunks = max_chunks
+        self._max_chunks = max_chunks  # for now
         self._num_chunks = 0
         self._roots: dict[bytes, _Node] = {}  # by namespace
         self._nodes: OrderedDict[_Node, None] = OrderedDict()  # but the roots, the longest unused first
 
     def __len__(self) -> int:
         return self._num_chunks
+
+    def limit(self, num_tokens: int) -> None:
+        """All workers together hold this many tokens: what was used before as many others is held by none."""
+        self._max_chunks = min(self._most_chunks, num_tokens * 4 // self._chunk_bytes)
+        self._forget()
 
     def match(self, namespace: bytes, tokens: bytes) -> dict[str, int]:
         """Tokens of the sequence that each worker probably holds; workers that hold nothing are absent."""

@@ -59,6 +59,14 @@ class WorkerRecord:
         self.num_choices = max(num_told, self.num_open)
 
     @property
+    def pool_tokens(self) -> int:
+        """What its pool holds; 0 until its first word on it."""
+        load = self.load
+        unpinned = load.cached_pages + load.free_pages
+        num_pages = load.inflight_pages + load.private_pages + load.pinned_pages + unpinned
+        return num_pages * self.join.kv_spec.page_size
+
+    @property
     def is_alive(self) -> bool:
         return self.state is WorkerState.ALIVE
 
@@ -174,6 +182,10 @@ class Registry:
     def capacity_tokens(self, role: str) -> int | None:
         """What the largest of a role can hold; None while none is known."""
         return max([record.join.capacity_tokens for record in self.of_role(role) if record.may_return], default=None)
+
+    def pool_tokens(self, role: str) -> int:
+        """What the pools of a role hold together, as far as known."""
+        return sum(record.pool_tokens for record in self.of_role(role) if record.may_return)
 
     def count_open(self, ref: WorkerRef | None, change: int) -> None:
         """This gateway has given a choice to a worker, or taken it away. One that was replaced is not counted."""

@@ -9,7 +9,7 @@ from headstart.core.arrays import int32_array
 from headstart.core.messages import Heartbeat, Join, Submit, WorkerLoad, WorkerRef
 from headstart.gateway.dispatch import Dispatcher
 from headstart.gateway.limits import DispatchLimits
-from headstart.gateway.policy import least_loaded
+from headstart.gateway.policy import PrefixAffinity, least_loaded
 from headstart.gateway.prefix_index import PrefixIndex
 from headstart.gateway.registry import Registry
 
@@ -80,6 +80,42 @@ def test_the_index_is_bounded_and_forgets_the_oldest():
     assert len(index) == 10
     assert index.match(b"", ids(*range(99, 107))) == {"decode-0#1": 8}
     assert index.match(b"", ids(*range(8))) == {}
+
+
+def test_the_index_keeps_no_more_than_workers_can_hold():
+    index = PrefixIndex(chunk_len=4, max_chunks=10)
+    for start in range(0, 40, 8):
+        index.record(b"", ids(*range(start, start + 8)), "decode-0#1")
+    index.limit(23)
+    assert len(index) == 5
+    assert index.match(b"", ids(*range(32, 40))) == {"decode-0#1": 8}
+    index.limit(1000)
+    for start in range(0, 80, 8):
+        index.record(b"", ids(*range(start, start + 8)), "decode-0#1")
+    assert len(index) == 10
+    index.check()
+
+
+def test_a_prefix_that_no_pool_can_still_hold_is_forgotten():
+    index = PrefixIndex()
+    world = World()
+    world.dispatcher = Dispatcher(
+        world.clock,
+        lambda to, message: world.sent.append((to, message)),
+        Random(0),
+        DispatchLimits(),
+        lambda rng: PrefixAffinity(rng, index),
+    )
+    worker = world.join("decode-0", capacity=10_000)
+    for name, prompt in (("old", SHARED[:128]), ("new", SHARED[512:640])):
+        place(world, name, prompt)
+        end(world, name)
+    assert len(index) == 4
+    world.beat(worker, load=WorkerLoad(free_pages=3, cached_pages=5))
+    world.clock.time += DispatchLimits().beat_s
+    world.dispatcher.advance()
+    assert len(index) == 2
+    assert index.match(b"", ids(*SHARED[512:640])) == {str(worker): 128}
 
 
 def test_a_prefix_outlives_what_follows_it_and_what_was_used_longer_ago():
