@@ -115,7 +115,7 @@ def test_a_prefix_that_no_pool_can_still_hold_is_forgotten():
     world.clock.time += DispatchLimits().beat_s
     world.dispatcher.advance()
     assert len(index) == 2
-    assert index.match(b"", ids(*SHARED[512:640])) == {str(worker): 128}
+    assert index.match(make_request().namespace, ids(*SHARED[512:640])) == {str(worker): 128}
 
 
 def test_a_prefix_outlives_what_follows_it_and_what_was_used_longer_ago():
