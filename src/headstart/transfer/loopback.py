@@ -128,7 +128,7 @@ class LoopbackNetwork:
         self._clock = clock or _FrozenClock()
         self._delay = delay
         self._endpoints: list[_Endpoint] = []
-        self.agenda: list[tuple[float, float, int, Callable[[], None]]] = []
+        self._agenda: list[tuple[float, float, int, Callable[[], None]]] = []
         self._open: dict[int, _Write] = {}
         self._ready: dict[_Endpoint, None] = {}  # whose next poll returns something
         self._parked: list[int] = []
@@ -148,7 +148,7 @@ class LoopbackNetwork:
         """When somebody's next poll can return something: now for undelivered events, else a time of the clock."""
         if self._ready:
             return self._clock.now()
-        return self.agenda[0][0] if self.agenda else None
+        return self._agenda[0][0] if self._agenda else None
 
     def ready(self) -> list[str]:
         """Names of the endpoints whose next poll returns something."""
@@ -156,7 +156,7 @@ class LoopbackNetwork:
 
     def progress(self) -> None:
         """Let everything that is due happen."""
-        agenda = self.agenda
+        agenda = self._agenda
         while agenda and agenda[0][0] <= self._clock.now():
             heapq.heappop(agenda)[-1]()
 
@@ -252,7 +252,8 @@ class LoopbackNetwork:
         self._after(delay_s, partial(self._land, number))
 
     def drain(self, endpoint: _Endpoint) -> list[TransferEvent]:
-        self.progress()
+        if self._agenda:
+            self.progress()
         events = endpoint.inbox
         if not events or endpoint.stalled or not endpoint.alive:
             return []
@@ -332,7 +333,7 @@ class LoopbackNetwork:
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
         entry = (self._clock.now() + delay_s, self._rng.random(), next(self._ids), action)
-        heapq.heappush(self.agenda, entry)
+        heapq.heappush(self._agenda, entry)
 
 
 class LoopbackTransport:
@@ -380,9 +381,7 @@ class LoopbackTransport:
         return handle
 
     def poll(self) -> list[TransferEvent]:
-        endpoint, network = self._endpoint, self._network
-        is_quiet = endpoint.closed or not (endpoint.inbox or network.agenda)
-        return [] if is_quiet else network.drain(endpoint)
+        return [] if self._endpoint.closed else self._network.drain(self._endpoint)
 
     def close(self) -> None:
         if not self._endpoint.closed:
