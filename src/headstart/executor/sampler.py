@@ -2,8 +2,9 @@
 
 Order of operations, per row: logit_bias, repetition penalty (prompt and outputs), frequency and presence penalties
 (outputs only), banned ids, temperature, top-k, top-p over what top-k left, min-p, draw. Temperature 0 takes the
-argmax after the penalties. The draw inverts the cumulative distribution in token-id order at one uniform number that
-is a pure function of (seed, choice, output index), so it depends on nothing else in the batch.
+argmax after the penalties. The draw is an exponential race: of the tokens, each with the rate of its probability, the
+first to arrive. Their uniform numbers are a pure function of (seed, choice, output index, token), so a draw depends on
+nothing else in the batch, and another rounding of the logits changes it only where two tokens arrive at nearly the same time.
 
 Log-probabilities are those of the model: natural log of the softmax of the raw logits, before any of the above.
 """
@@ -28,12 +29,13 @@ class SampleTask:
     spec: SampleSpec
 
 
-def uniform(seed: int, choice: int, output_index: int) -> float:
-    """The number in [0, 1) that draws output `output_index` of choice `choice`. Philox 4x64, Salmon et al. 2011."""
+def uniforms(seed: int, choice: int, output_index: int, count: int) -> NDArray[np.float64]:
+    """The numbers in [0, 1), one for each of the first `count` token ids, that draw output `output_index` of choice
+    `choice`. Philox 4x64, Salmon et al. 2011: it counts up the lowest word itself."""
     generator = np.random.Philox(
-        key=np.array([seed, _STREAM], np.uint64), counter=np.array([output_index, choice, 0, 0], np.uint64)
+        key=np.array([seed, _STREAM], np.uint64), counter=np.array([0, output_index, choice, 0], np.uint64)
     )
-    return float(np.random.Generator(generator).random())
+    return np.random.Generator(generator).random(count)
 
 
 def sample(logits: torch.Tensor, tasks: Sequence[SampleTask]) -> tuple[Sampled, ...]:
@@ -97,10 +99,9 @@ def _draw(row: NDArray[np.float32], spec: SampleSpec) -> int:
     scaled = (row.astype(np.float64) - row.max()) / params.temperature
     weights = np.exp(scaled)
     _truncate(weights, params)
-    cumulative = np.cumsum(weights)
-    total = cumulative[-1]
-    target = min(uniform(params.seed, spec.choice, spec.output_index) * total, np.nextafter(total, 0.0))
-    return int(np.searchsorted(cumulative, target, side="right"))
+    with np.errstate(divide="ignore"):  # a number that is 0 arrives never
+        arrivals = -np.log(uniforms(params.seed, spec.choice, spec.output_index, len(weights)))
+    return int(np.argmax(weights / arrivals))
 
 
 def _truncate(weights: NDArray[np.float64], params: SamplingParams) -> None:
