@@ -66,12 +66,13 @@ class Load:
 
 
 def calibration_loads(quick: bool) -> list[Load]:
-    """Prompts alone; many rows on long shared prefixes; both workers busy at once; short deltas."""
+    """Prompts alone; rows on long shared prefixes, then with much that is their own; both workers busy at once."""
     num, out = (4, Length(16, 0.5)) if quick else (12, Length(56, 0.4))
     return [
         Load("one at a time", NoReuse(2 * num, Length(1200, 0.05), Length(12)), 1),
         Load("4 on 2 prefixes", SharedPrefix(2, num, Length(900), Length(24), out), 4),
         Load("12 on 2 prefixes", SharedPrefix(2, num, Length(500), Length(24), out), 12),
+        Load("6 on 4 prefixes", SharedPrefix(4, num // 2, Length(400), Length(120, 0.7), out), 6),
         Load("3 conversations", MultiTurn(num // 2, 4, Length(300, 0.2), Length(60, 0.1), out), 3),
         Load("4 new prompts", NoReuse(num, Length(600, 0.3), out), 4),
     ]

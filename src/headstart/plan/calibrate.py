@@ -1,6 +1,7 @@
 """`--calibrate REPORT`: a cost model whose coefficients are fitted to the single requests of a benchmark report.
 
-    decode step   fixed_s + row_s * tokens + request_s * rows + kv_token_s * distinct KV tokens + pair_s * pairs
+    decode step   fixed_s + row_s * tokens + request_s * rows
+                  + kv_token_s * distinct KV tokens + private_token_s * those of one row alone + pair_s * pairs
     prefill       2 * link.latency_s + fixed_s * steps + row_s * tokens + pair_s * pairs, for calls that overlap together
     the rest of a request's time to first token: front.before_s
 
@@ -91,10 +92,11 @@ def fit(runs: Sequence[dict[str, Any]], name: str, chunk_tokens: int | None = No
 def fit_decode(gaps: Gaps) -> tuple[StepCoefficients, float, float]:
     """Coefficients, the share by which a busy prefill worker slows a step, and the relative error."""
     ones = np.ones_like(gaps.seconds)
-    columns = np.stack([ones, gaps.new_tokens, gaps.rows, gaps.unique_tokens, gaps.pair_tokens], axis=1)
+    read = gaps.unique_tokens, gaps.private_tokens, gaps.pair_tokens
+    columns = np.stack([ones, gaps.new_tokens, gaps.rows, *read], axis=1)
     coefficients, slowed, error = _fit_slowed(columns, gaps.seconds, gaps.busy)
-    fixed, row, request, kv_token, pair = coefficients
-    return StepCoefficients(fixed, 0.0, kv_token, row, request, pair), slowed, error
+    fixed, row, request, kv_token, private_token, pair = coefficients
+    return StepCoefficients(fixed, 0.0, kv_token, row, request, pair, private_token), slowed, error
 
 
 def fit_prefill(spells: Spells, chunk_tokens: int | None) -> tuple[StepCoefficients, float, float, float]:

@@ -36,7 +36,13 @@ def cost_model(contention: Contention = NO_CONTENTION) -> CostModel:
         device="cpu",
         kv_token_bytes=23_040,
         decode=StepCoefficients(
-            fixed_s=0.024, weights_s=0.0, kv_token_s=1.5e-6, row_s=1.2e-3, request_s=0.0, pair_s=5e-7
+            fixed_s=0.024,
+            weights_s=0.0,
+            kv_token_s=1.5e-6,
+            row_s=1.2e-3,
+            request_s=0.0,
+            pair_s=5e-7,
+            private_token_s=4e-6,
         ),
         prefill=StepCoefficients(fixed_s=0.02, weights_s=0.0, kv_token_s=0.0, row_s=1.1e-3, request_s=0.0, pair_s=2e-7),
         link=LinkCoefficients(0.003, 0.0),

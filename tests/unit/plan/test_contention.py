@@ -9,7 +9,7 @@ from headstart.plan.cost import Contention, CostModel, LinkCoefficients, StepCoe
 from headstart.sim.clock import VirtualClock
 from headstart.sim.cost import StepShape
 
-SHAPE = StepShape(1, 1, 1, 1, 1)
+SHAPE = StepShape(1, 1, 1, 1, 1, 1)
 
 
 @dataclass
