@@ -20,7 +20,7 @@ from headstart.scheduler.board import Board
 from headstart.scheduler.entries import Choice, Hint, Waiting
 from headstart.scheduler.fetch import Fetching
 from headstart.scheduler.links import Link, NoLink
-from headstart.scheduler.route import LATER, Local, Router
+from headstart.scheduler.route import LATER, Local, PrefillRouter
 from headstart.scheduler.turns import Turns
 
 MAX_SCANNED = 128
@@ -61,7 +61,7 @@ class Pass:
 
 
 class Admission:
-    def __init__(self, board: Board, router: Router, fetching: Fetching, clock: Clock) -> None:
+    def __init__(self, board: Board, router: PrefillRouter, fetching: Fetching, clock: Clock) -> None:
         self._board = board
         self._router = router
         self._fetching = fetching

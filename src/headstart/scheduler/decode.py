@@ -50,7 +50,7 @@ from headstart.scheduler.growth import Growth
 from headstart.scheduler.leap import leap, num_free_steps, num_row_steps
 from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.links import Links
-from headstart.scheduler.route import Router
+from headstart.scheduler.route import PrefillRouter
 from headstart.scheduler.steps import Draw, Launched, Part, make_batch, share_out
 from headstart.scheduler.stop import find_stop
 from headstart.transfer.contract import Notice, PageDigests, PeerLost, TransferEvent
@@ -86,7 +86,7 @@ class DecodeScheduler:
         self._board = Board(cache, limits, self._calls, self._counters)
         self._desk = Desk(cache, limits, ports.page_bytes, clock, send, self._counters)
         self._links = Links(Hello(worker, kv_spec, ports.descriptor), send, self._counters)
-        router = Router(limits, self._links, self._calls)
+        router = PrefillRouter(limits, self._links, self._calls)
         self._fetching = Fetching(self._board, self._links, router, self._desk, clock, send)
         self._admission = Admission(self._board, router, self._fetching, clock)
         self._growth = Growth(self._board, self._desk)
@@ -97,11 +97,6 @@ class DecodeScheduler:
         self._next_step = 0
         self._is_draining = False
         self._gives_up = False
-
-    @property
-    def is_drained(self) -> bool:
-        """Drain was asked for, and nothing is unfinished or may still be written."""
-        return self._is_draining and self._is_idle and self._board.launched is None
 
     @property
     def _is_idle(self) -> bool:

@@ -29,7 +29,7 @@ from headstart.scheduler.contract import Send
 from headstart.scheduler.desk import Desk
 from headstart.scheduler.entries import Choice, Preparing
 from headstart.scheduler.links import Link, Links
-from headstart.scheduler.route import LATER, Local, Router
+from headstart.scheduler.route import LATER, Local, PrefillRouter
 
 MAX_DEATHS = 2
 """A choice that this many workers died with is not tried on another: it may be the killer."""
@@ -40,7 +40,7 @@ LAST_ASK_AGAIN_S = 16.0
 
 
 class Fetching:
-    def __init__(self, board: Board, links: Links, router: Router, desk: Desk, clock: Clock, send: Send) -> None:
+    def __init__(self, board: Board, links: Links, router: PrefillRouter, desk: Desk, clock: Clock, send: Send) -> None:
         self._board = board
         self._links = links
         self._router = router

@@ -17,7 +17,7 @@ class Local(Enum):
 LATER = NoLink.LATER
 
 
-class Router:
+class PrefillRouter:
     """Short deltas and those that nobody else can compute in time stay here; the rest go where there is credit."""
 
     def __init__(self, limits: DecodeLimits, links: Links, calls: CallTable) -> None:

@@ -110,9 +110,6 @@ class SimWorker:
     def ref(self) -> WorkerRef:
         return self.join.worker
 
-    def is_due(self, now: float) -> bool:
-        return not self.is_stalled and (self.wake_at <= now or bool(self.mailbox))
-
     def run_pass(self) -> None:
         """One pass of the loop; sets when the next is due if nothing arrives before."""
         now, leaps = self._clock.now(), self._leaps

@@ -112,10 +112,11 @@ def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new():
     rig.tell(Drain())
     late = rig.submit("b", range(10), 3)
     assert rig.failed(late) is ErrorCode.UNAVAILABLE
-    assert not rig.scheduler.is_drained
+    assert rig.scheduler.load().num_waiting
     rig.run()
     assert rig.finished(ref)
-    assert rig.scheduler.is_drained
+    load = rig.scheduler.load()
+    assert (load.num_running, load.num_waiting, load.inflight_pages) == (0, 0, 0)
 
 
 def test_a_gateway_that_falls_silent_loses_its_requests():

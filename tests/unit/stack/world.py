@@ -304,7 +304,7 @@ class StackWorld:
         if transfers_due:
             self._links.progress()
         for worker in self.workers.values():
-            if worker.is_due(now) or transfers_due:
+            if worker.wake_at <= now or worker.mailbox or transfers_due:
                 worker.run_pass()
 
     # ---- what is where -----------------------------------------------------------------------------------------------
