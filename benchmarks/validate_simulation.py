@@ -10,7 +10,7 @@
 4. Serves again with --record, plays the first load once, and replays the tapes: every decision must be made again.
 
 Goals: mean TPOT off by at most 3 % or the spread, mean TTFT by at most 10 % or the spread, decisions identical. About
-9 minutes on 2 cores, 2 with --quick (whose numbers mean little). Keep the machine quiet: a busy one is another machine
+17 minutes on 2 cores, 2 with --quick (whose numbers mean little). Keep the machine quiet: a busy one is another machine
 from run to run.
 """
 

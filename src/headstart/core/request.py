@@ -8,7 +8,7 @@ from headstart.core.arrays import EMPTY, Int32Array
 class SamplingParams(Struct, frozen=True):
     """How the next token is drawn. Validated by the gateway; ranges in the comments.
 
-    The random number of output `i` of choice `j` is a pure function of (seed, j, i), so retraction, failover and
+    The random numbers of output `i` of choice `j` are a pure function of (seed, j, i), so retraction, failover and
     migration reproduce the same stream.
     """
 
