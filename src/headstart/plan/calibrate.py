@@ -22,7 +22,14 @@ import numpy as np
 from headstart.bench.errors import BenchError
 from headstart.bench.report import load
 from headstart.config.errors import ConfigError
-from headstart.plan.cost import Contention, CostModel, FrontCoefficients, LinkCoefficients, StepCoefficients
+from headstart.plan.cost import (
+    AttentionCoefficients,
+    Contention,
+    CostModel,
+    FrontCoefficients,
+    LinkCoefficients,
+    StepCoefficients,
+)
 from headstart.plan.observations import Floats, Gaps, Seen, Spells, gaps_of, seen_in, spells_of
 
 MESSAGE_S = 0.0003
@@ -96,7 +103,11 @@ def fit_decode(gaps: Gaps) -> tuple[StepCoefficients, float, float]:
     columns = np.stack([ones, gaps.new_tokens, gaps.rows, *read], axis=1)
     coefficients, slowed, error = _fit_slowed(columns, gaps.seconds, gaps.busy)
     fixed, row, request, kv_token, private_token, pair = coefficients
-    return StepCoefficients(fixed, 0.0, kv_token, row, request, pair, private_token), slowed, error
+    return (
+        StepCoefficients(fixed, 0.0, row, request, AttentionCoefficients(kv_token, pair, private_token)),
+        slowed,
+        error,
+    )
 
 
 def fit_prefill(spells: Spells, chunk_tokens: int | None) -> tuple[StepCoefficients, float, float, float]:
@@ -106,7 +117,7 @@ def fit_prefill(spells: Spells, chunk_tokens: int | None) -> tuple[StepCoefficie
     columns = np.stack([ones, steps, spells.new_tokens, spells.pair_tokens], axis=1)
     coefficients, slowed, error = _fit_slowed(columns, spells.seconds - 2 * MESSAGE_S, spells.busy)
     fixed, step, row, pair = coefficients
-    return StepCoefficients(step, 0.0, 0.0, row, 0.0, pair), fixed / 2, slowed, error
+    return StepCoefficients(step, 0.0, row, 0.0, AttentionCoefficients(0.0, pair)), fixed / 2, slowed, error
 
 
 def _fit_slowed(columns: Floats, seconds: Floats, busy: Floats) -> tuple[list[float], float, float]:

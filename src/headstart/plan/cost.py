@@ -4,7 +4,9 @@ A step takes
 
     fixed_s                                                           c0
     + max(weights_s + experts read, row_s * padded tokens)            c1 * W and c3: the linear layers
-    + max(kv_token_s * KV tokens read + private_token_s * private ones, pair_s * query-key pairs)      c2: attention
+    + max(attention.kv_token_s * KV tokens read                       c2
+          + attention.private_token_s * private ones,                 c6
+          attention.pair_s * query-key pairs)                         c5
     + request_s * sampling rows                                       c4 * B
 
 on a device where reading and computing of one kernel hide each other (`overlaps`), and the plain sum where they do not.
@@ -22,6 +24,8 @@ import msgspec
 from headstart.config.errors import ConfigError, require
 from headstart.sim.cost import StepShape
 
+_NEGATIVE = "the coefficients of a step must not be negative"
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -32,24 +36,32 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionCoefficients:
+    """Seconds that a step's attention is made up of."""
+
+    kv_token_s: float  # to read one token's KV
+    pair_s: float  # for each pair of a query and a key
+    private_token_s: float = 0.0  # to read a token that one row alone reads, beyond `kv_token_s`
+
+    def __post_init__(self) -> None:
+        require(min(self.kv_token_s, self.pair_s, self.private_token_s) >= 0, _NEGATIVE)
+
+
+@dataclass(frozen=True, slots=True)
 class StepCoefficients:
     """Seconds that make up a step of one kind of worker."""
 
     fixed_s: float
     weights_s: float  # to read the weights that every step reads
-    kv_token_s: float  # to read one token's KV
     row_s: float  # to push one token through the linear layers
     request_s: float  # of the host, for each row that samples
-    pair_s: float  # of attention, for each pair of a query and a key
-    private_token_s: float = 0.0  # to read a token that one row alone reads, beyond `kv_token_s`
+    attention: AttentionCoefficients
     row_tile: int = 1  # tokens are padded to a multiple of this
     experts: Experts = Experts()
     overlaps: bool = False
 
     def __post_init__(self) -> None:
-        linear = (self.fixed_s, self.weights_s, self.row_s, self.request_s)
-        attention = (self.kv_token_s, self.private_token_s, self.pair_s)
-        require(min(linear + attention) >= 0, "the coefficients of a step must not be negative")
+        require(min(self.fixed_s, self.weights_s, self.row_s, self.request_s) >= 0, _NEGATIVE)
         require(self.row_tile >= 1, f"row_tile must be at least 1, got {self.row_tile}")
 
 
@@ -131,8 +143,9 @@ def step_times(costs: StepCoefficients, shape: StepShape, read_tokens: int, priv
     hides = costs.overlaps
     linear_s, weights_s = costs.row_s * padded, costs.weights_s + experts_s
     fixed_s = costs.fixed_s + (max(weights_s, linear_s) if hides else weights_s + linear_s)
-    sampling_s, kv_token_s, pair_s = costs.request_s * shape.num_rows, costs.kv_token_s, costs.pair_s
-    private_token_s, num_rows, pair_tokens = costs.private_token_s, shape.num_rows, shape.pair_tokens
+    sampling_s, attention = costs.request_s * shape.num_rows, costs.attention
+    kv_token_s, private_token_s, pair_s = attention.kv_token_s, attention.private_token_s, attention.pair_s
+    num_rows, pair_tokens = shape.num_rows, shape.pair_tokens
     while True:
         attention_s = kv_token_s * read_tokens + private_token_s * private_tokens
         computing_s = pair_s * pair_tokens

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headstart.config.errors import ConfigError
 from headstart.plan.cost import (
+    AttentionCoefficients,
     CostModel,
     DecodeCost,
     Experts,
@@ -22,9 +23,8 @@ from headstart.plan.cost import (
 )
 from headstart.sim.cost import StepShape, times_of
 
-STEP = StepCoefficients(
-    fixed_s=1.0, weights_s=20.0, kv_token_s=0.5, row_s=3.0, request_s=0.25, pair_s=0.125, private_token_s=2.0
-)
+ATTENTION = AttentionCoefficients(kv_token_s=0.5, pair_s=0.125, private_token_s=2.0)
+STEP = StepCoefficients(fixed_s=1.0, weights_s=20.0, row_s=3.0, request_s=0.25, attention=ATTENTION)
 MODEL = CostModel("by hand", "cpu", 8, STEP, STEP, LinkCoefficients(0.5, 0.25), FrontCoefficients(0.1, 0.2, 0.3))
 FOUR_ROWS = StepShape(num_rows=4, num_new=4, context_tokens=100, unique_tokens=40, pair_tokens=80, private_tokens=20)
 
@@ -59,7 +59,14 @@ COUNTS = st.integers(0, 100_000)
 
 
 @given(
-    st.builds(StepCoefficients, *[SECONDS] * 7, st.integers(1, 64), st.builds(Experts, SECONDS), st.booleans()),
+    st.builds(
+        StepCoefficients,
+        *[SECONDS] * 4,
+        st.builds(AttentionCoefficients, *[SECONDS] * 3),
+        st.integers(1, 64),
+        st.builds(Experts, SECONDS),
+        st.booleans(),
+    ),
     st.builds(StepShape, *[COUNTS] * 6),
     st.booleans(),
 )
@@ -95,8 +102,16 @@ def test_a_file_that_is_no_model_is_told_what_it_lacks(tmp_path: Path, text: str
         load_model(tmp_path / "costs.json")
 
 
-@pytest.mark.parametrize(("name", "value", "problem"), [("row_s", -1.0, "negative"), ("row_tile", 0, "row_tile")])
-def test_steps_that_no_device_takes_are_refused(tmp_path: Path, name: str, value: float, problem: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("row_s", -1.0, "negative"),
+        ("attention", {"kv_token_s": 1.0, "pair_s": 1.0, "private_token_s": -1.0}, "negative"),
+        ("attention", {"pair_s": 1.0}, "missing required field `kv_token_s`"),
+        ("row_tile", 0, "row_tile"),
+    ],
+)
+def test_steps_that_no_device_takes_are_refused(tmp_path: Path, name: str, value: object, problem: str) -> None:
     path = tmp_path / "costs.json"
     save_model(MODEL, path)
     model = json.loads(path.read_text())
