@@ -144,18 +144,19 @@ def step_times(costs: StepCoefficients, shape: StepShape, read_tokens: int, priv
     linear_s, weights_s = costs.row_s * padded, costs.weights_s + experts_s
     fixed_s = costs.fixed_s + (max(weights_s, linear_s) if hides else weights_s + linear_s)
     sampling_s, attention = costs.request_s * shape.num_rows, costs.attention
-    kv_token_s, private_token_s, pair_s = attention.kv_token_s, attention.private_token_s, attention.pair_s
+    token_s, pair_s = attention.kv_token_s + attention.private_token_s, attention.pair_s
+    discount_s = attention.private_token_s * (
+        read_tokens - private_tokens
+    )  # the same in all steps: new tokens are private
     num_rows, pair_tokens = shape.num_rows, shape.pair_tokens
     while True:
-        attention_s = kv_token_s * read_tokens + private_token_s * private_tokens
-        computing_s = pair_s * pair_tokens
+        attention_s, computing_s = token_s * read_tokens - discount_s, pair_s * pair_tokens
         if not hides:
             attention_s += computing_s
         elif computing_s > attention_s:
             attention_s = computing_s
         yield fixed_s + attention_s + sampling_s
         read_tokens += num_rows
-        private_tokens += num_rows
         pair_tokens += num_rows
 
 
