@@ -5,11 +5,12 @@ others or be overtaken.
 """
 
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from headstart.core.messages import Message, Tokens
+from headstart.core.messages import Message, TokenDelta, Tokens
 from headstart.sim.clock import Agenda, VirtualClock
 
 Deliver = Callable[[str, Message], None]
@@ -27,6 +28,24 @@ MessageJudge = Callable[[str, str, Message], MessageFate]
 """(sender, recipient, message)."""
 
 
+@dataclass(slots=True, eq=False)
+class LateTokens:
+    """Tokens of one choice on their way, and when each arrives."""
+
+    sender: str
+    recipient: str
+    delta: TokenDelta
+    arrivals: Sequence[float]
+
+    def take(self, count: int) -> "LateTokens":
+        """Split off the first `count`."""
+        ref, first, token_ids = self.delta.ref, self.delta.index, self.delta.token_ids
+        taken = TokenDelta(ref, first, token_ids[:count])
+        arrivals, self.arrivals = self.arrivals[:count], self.arrivals[count:]
+        self.delta = TokenDelta(ref, first + count, token_ids[count:])
+        return LateTokens(self.sender, self.recipient, taken, arrivals)
+
+
 class ControlNetwork:
     def __init__(self, rng: random.Random, clock: VirtualClock, agenda: Agenda, delay_s: tuple[float, float]) -> None:
         self.judge: MessageJudge | None = None  # without one every message is fine
@@ -37,6 +56,7 @@ class ControlNetwork:
         self._delay_s = delay_s
         self._endpoints: dict[str, Deliver] = {}
         self._last_arrival: dict[tuple[str, str], float] = {}
+        self._late: list[LateTokens] = []  # whose last token is on its way
 
     def attach(self, name: str, deliver: Deliver) -> None:
         self._endpoints[name] = deliver
@@ -69,17 +89,31 @@ class ControlNetwork:
         low, high = self._delay_s
         return low if low == high else self._rng.uniform(low, high)
 
-    def send_late(self, sender: str, recipient: str, tokens: Tokens, arrivals: Sequence[float]) -> None:
-        """Tokens that arrive at these times, as one message; nobody judges it. What has arrived by now is delivered
-        before this returns."""
+    def send_late(self, sender: str, recipient: str, delta: TokenDelta, arrivals: Sequence[float]) -> None:
+        """Tokens that arrive at these times; nobody judges them. They are handed out together with the last one, or before
+        this returns if that has arrived: until then see `hand_out_arrived`."""
         self.num_sent += 1
+        late = LateTokens(sender, recipient, delta, arrivals)
         if arrivals[-1] <= self._clock.now():
-            self._deliver_late(sender, recipient, tokens, arrivals)
+            self._hand_out(late)
         else:
-            self._agenda.add(arrivals[-1], partial(self._deliver_late, sender, recipient, tokens, arrivals))
+            self._late.append(late)
+            self._agenda.add(arrivals[-1], partial(self._arrived, late))
 
-    def _deliver_late(self, sender: str, recipient: str, tokens: Tokens, arrivals: Sequence[float]) -> None:
-        self._clock.as_of(arrivals, partial(self._deliver, sender, recipient, tokens))
+    def hand_out_arrived(self) -> None:
+        """Hand out what has arrived by now of tokens whose last one has not."""
+        now = self._clock.now()
+        for late in self._late:
+            if num_arrived := bisect_right(late.arrivals, now):
+                self._hand_out(late.take(num_arrived))
+
+    def _arrived(self, late: LateTokens) -> None:
+        self._late.remove(late)
+        self._hand_out(late)
+
+    def _hand_out(self, late: LateTokens) -> None:
+        tokens = Tokens((late.delta,))
+        self._clock.as_of(late.arrivals, partial(self._deliver, late.sender, late.recipient, tokens))
 
     def _deliver(self, sender: str, recipient: str, message: Message) -> None:
         if (deliver := self._endpoints.get(recipient)) is not None:

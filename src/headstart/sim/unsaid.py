@@ -16,7 +16,7 @@ from headstart.core.request import ChoiceRef
 from headstart.core.sequence import Sequence
 from headstart.sim.clock import VirtualClock
 
-SendLate = Callable[[str, Tokens, Series[float]], None]
+SendLate = Callable[[str, TokenDelta, Series[float]], None]
 """(recipient, tokens, arrivals): of one choice, each with its time."""
 Find = Callable[[ChoiceRef], Sequence]
 """The tokens of a choice that was accepted just now."""
@@ -95,4 +95,4 @@ class Unsaid:
             raise InvariantError(f"{ref} is about to say outputs that it does not have yet")
         outputs.first, outputs.arrivals = first + count, arrivals[count:]
         delta = TokenDelta(ref, first, outputs.sequence.outputs(first, first + count))
-        self._send_late(outputs.recipient, Tokens((delta,)), arrivals[:count])
+        self._send_late(outputs.recipient, delta, arrivals[:count])

@@ -258,6 +258,7 @@ class World:
         now = self.clock.now()
         for worker in self.workers.values():
             worker.say(arriving_by=now)
+        self.control.hand_out_arrived()
 
     def _advance_gateway(self) -> None:
         now = self.clock.now()

@@ -26,8 +26,7 @@ class Desk:
         self.unsaid.send("gateway", Accepted(REF))
         self.said.clear()
 
-    def _late(self, recipient: str, tokens: Tokens, arrivals: Series[float]) -> None:
-        (delta,) = tokens.deltas
+    def _late(self, recipient: str, delta: TokenDelta, arrivals: Series[float]) -> None:
         self.said.append((delta.index, delta.token_ids, list(arrivals)))
 
     def step(self, token_id: int, logprobs: tuple[float, ...] = ()) -> None:
