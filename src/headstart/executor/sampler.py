@@ -4,7 +4,8 @@ Order of operations, per row: logit_bias, repetition penalty (prompt and outputs
 (outputs only), banned ids, temperature, top-k, top-p over what top-k left, min-p, draw. Temperature 0 takes the
 argmax after the penalties. The draw is an exponential race: of the tokens, each with the rate of its probability, the
 first to arrive. Their uniform numbers are a pure function of (seed, choice, output index, token), so a draw depends on
-nothing else in the batch, and another rounding of the logits changes it only where two tokens arrive at nearly the same time.
+nothing else in the batch, and another rounding of the logits changes it only where two tokens arrive at nearly the same
+time or one of them is left out for it.
 
 Log-probabilities are those of the model: natural log of the softmax of the raw logits, before any of the above.
 """
@@ -99,9 +100,11 @@ def _draw(row: NDArray[np.float32], spec: SampleSpec) -> int:
     scaled = (row.astype(np.float64) - row.max()) / params.temperature
     weights = np.exp(scaled)
     _truncate(weights, params)
+    numbers = uniforms(params.seed, spec.choice, spec.output_index, len(weights))
+    left = np.flatnonzero(weights)
     with np.errstate(divide="ignore"):  # a number that is 0 arrives never
-        arrivals = -np.log(uniforms(params.seed, spec.choice, spec.output_index, len(weights)))
-    return int(np.argmax(weights / arrivals))
+        arrivals = -np.log(numbers[left])
+    return int(left[np.argmax(weights[left] / arrivals)])
 
 
 def _truncate(weights: NDArray[np.float64], params: SamplingParams) -> None:
