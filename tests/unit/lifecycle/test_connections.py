@@ -122,12 +122,13 @@ def test_case_E19_a_decode_worker_told_to_end_finishes_its_streams_and_new_ones_
     world = make_world(num_decode=2)
     handles = [submit(world, prompt(40, first), 30) for first in range(6)]
     world.run_until(lambda: all(state(world, handle) == "running" for handle in handles))
+    admitted = world.load(D)["admitted"]
     world.control.send(GATEWAY, name(world, D), Drain())
     later = [submit(world, prompt(40, first), 5) for first in range(10, 14)]
     settle(world)
     assert_right(*handles, *later)
     assert {handle.error for handle in world.handles} == {None}
-    world.check_idle()
+    assert world.load(D)["admitted"] == admitted
 
 
 def test_case_E19_a_drained_worker_alone_refuses_with_a_typed_error() -> None:
