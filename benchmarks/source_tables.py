@@ -123,8 +123,7 @@ def step_bound_s(source: Source, costs: CostModel, running: float) -> float:
     """Seconds of a decode step of so many requests."""
     rows = round(running)
     each, unique = (round(source.load.read_tokens(running, shared=shared)) for shared in (False, True))
-    private = unique - round(source.load.distinct_prefixes(running) * source.load.prefix_len)
-    return costs.decode_time(StepShape(rows, rows, each, unique, each, private))
+    return costs.decode_time(StepShape(rows, rows, each, unique, each))
 
 
 def simulated(source: Source, case: Case, num_requests: int) -> Row:

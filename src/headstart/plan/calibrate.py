@@ -1,7 +1,6 @@
 """`--calibrate REPORT`: a cost model whose coefficients are fitted to the single requests of a benchmark report.
 
-    decode step   fixed_s + row_s * tokens + request_s * rows
-                  + kv_token_s * distinct KV tokens + private_token_s * those of one row alone + pair_s * pairs
+    decode step   fixed_s + row_s * tokens + request_s * rows + kv_token_s * distinct KV tokens + pair_s * pairs
     prefill       2 * link.latency_s + fixed_s * steps + row_s * tokens + pair_s * pairs, for calls that overlap together
     the rest of a request's time to first token: front.before_s
 
@@ -22,14 +21,7 @@ import numpy as np
 from headstart.bench.errors import BenchError
 from headstart.bench.report import load
 from headstart.config.errors import ConfigError
-from headstart.plan.cost import (
-    AttentionCoefficients,
-    Contention,
-    CostModel,
-    FrontCoefficients,
-    LinkCoefficients,
-    StepCoefficients,
-)
+from headstart.plan.cost import Contention, CostModel, FrontCoefficients, LinkCoefficients, StepCoefficients
 from headstart.plan.observations import Floats, Gaps, Seen, Spells, gaps_of, seen_in, spells_of
 
 MESSAGE_S = 0.0003
@@ -37,6 +29,8 @@ MESSAGE_S = 0.0003
 LEAST_GAPS, LEAST_SPELLS = 50, 5
 SLOWED = np.arange(0, 3.01, 0.02)
 """Shares that are tried for how much longer a step takes beside the other worker's."""
+TIE = 1e-9
+"""Fits that differ by less than this share of what they explain are equal but for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +93,10 @@ def fit(runs: Sequence[dict[str, Any]], name: str, chunk_tokens: int | None = No
 def fit_decode(gaps: Gaps) -> tuple[StepCoefficients, float, float]:
     """Coefficients, the share by which a busy prefill worker slows a step, and the relative error."""
     ones = np.ones_like(gaps.seconds)
-    read = gaps.unique_tokens, gaps.private_tokens, gaps.pair_tokens
-    columns = np.stack([ones, gaps.new_tokens, gaps.rows, *read], axis=1)
+    columns = np.stack([ones, gaps.new_tokens, gaps.rows, gaps.unique_tokens, gaps.pair_tokens], axis=1)
     coefficients, slowed, error = _fit_slowed(columns, gaps.seconds, gaps.busy)
-    fixed, row, request, kv_token, private_token, pair = coefficients
-    return (
-        StepCoefficients(fixed, 0.0, row, request, AttentionCoefficients(kv_token, pair, private_token)),
-        slowed,
-        error,
-    )
+    fixed, row, request, kv_token, pair = coefficients
+    return StepCoefficients(fixed, 0.0, kv_token, row, request, pair), slowed, error
 
 
 def fit_prefill(spells: Spells, chunk_tokens: int | None) -> tuple[StepCoefficients, float, float, float]:
@@ -117,7 +106,7 @@ def fit_prefill(spells: Spells, chunk_tokens: int | None) -> tuple[StepCoefficie
     columns = np.stack([ones, steps, spells.new_tokens, spells.pair_tokens], axis=1)
     coefficients, slowed, error = _fit_slowed(columns, spells.seconds - 2 * MESSAGE_S, spells.busy)
     fixed, step, row, pair = coefficients
-    return StepCoefficients(step, 0.0, row, 0.0, AttentionCoefficients(0.0, pair)), fixed / 2, slowed, error
+    return StepCoefficients(step, 0.0, 0.0, row, 0.0, pair), fixed / 2, slowed, error
 
 
 def _fit_slowed(columns: Floats, seconds: Floats, busy: Floats) -> tuple[list[float], float, float]:
@@ -137,7 +126,7 @@ def _fit_slowed(columns: Floats, seconds: Floats, busy: Floats) -> tuple[list[fl
 
 def non_negative_fit(columns: Floats, values: Floats) -> Floats:
     """Least squares over [num_values, n] columns with n coefficients of 0 or more: the best of all sets of columns whose
-    own fit has no negative coefficient. n is small."""
+    own fit has no negative coefficient, and of equals the one with fewer and earlier columns. n is small."""
     scale = np.linalg.norm(columns, axis=0)
     scaled = columns / np.where(scale > 0, scale, 1)
     gram, target = scaled.T @ scaled, scaled.T @ values
@@ -146,7 +135,7 @@ def non_negative_fit(columns: Floats, values: Floats) -> Floats:
         for chosen in combinations(np.flatnonzero(scale), size):
             part = list(chosen)
             solution = np.linalg.lstsq(gram[np.ix_(part, part)], target[part], rcond=None)[0]
-            if (solution >= 0).all() and (gain := float(solution @ target[part])) > gained:
+            if (solution >= 0).all() and (gain := float(solution @ target[part])) > gained * (1 + TIE):
                 gained = gain
                 best = np.zeros(len(scale))
                 best[part] = solution

@@ -152,10 +152,9 @@ class _Decoding:
 
     def _step_s(self, batch: int) -> float:
         batch_held = held(self._asks, batch, whole=False)
-        each = unique = private = round(batch_held.each)
-        if self._worker.keeps_cache:
-            unique, private = round(batch_held.unique), round(batch_held.private)
-        return self._worker.costs.decode_time(StepShape(batch, batch, each, unique, each, private))
+        each = round(batch_held.each)
+        unique = round(batch_held.unique) if self._worker.keeps_cache else each
+        return self._worker.costs.decode_time(StepShape(batch, batch, each, unique, each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +230,7 @@ def prompt_time(job: PromptWork, worker: Worker) -> float:
         stop = min(end, start + worker.chunk)
         num_new = stop - start
         pairs = num_new * start + num_new * (num_new + 1) // 2
-        seconds += worker.costs.prefill_time(StepShape(0, num_new, stop, stop, pairs, stop))
+        seconds += worker.costs.prefill_time(StepShape(0, num_new, stop, stop, pairs))
         start = stop
     return seconds
 

@@ -4,15 +4,12 @@ A step takes
 
     fixed_s                                                           c0
     + max(weights_s + experts read, row_s * padded tokens)            c1 * W and c3: the linear layers
-    + max(attention.kv_token_s * KV tokens read                       c2
-          + attention.private_token_s * private ones,                 c6
-          attention.pair_s * query-key pairs)                         c5
+    + max(kv_token_s * KV tokens read, pair_s * query-key pairs)      c2: attention
     + request_s * sampling rows                                       c4 * B
 
 on a device where reading and computing of one kernel hide each other (`overlaps`), and the plain sum where they do not.
-KV tokens read are those of distinct pages where attention reads a shared prefix once, else those of every row. Private are
-those that one row alone reads: on a CPU they are gathered anew in every step. Coefficients of a fit are its own; those of
-a sheet come from `plan.sheet`.
+KV tokens read are those of distinct pages where attention reads a shared prefix once, else those of every row. Coefficients
+of a fit are its own; those of a sheet come from `plan.sheet`.
 """
 
 from collections.abc import Iterator
@@ -24,8 +21,6 @@ import msgspec
 from headstart.config.errors import ConfigError, require
 from headstart.sim.cost import StepShape
 
-_NEGATIVE = "the coefficients of a step must not be negative"
-
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -36,32 +31,22 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCoefficients:
-    """Seconds that a step's attention is made up of."""
-
-    kv_token_s: float  # to read one token's KV
-    pair_s: float  # for each pair of a query and a key
-    private_token_s: float = 0.0  # to read a token that one row alone reads, beyond `kv_token_s`
-
-    def __post_init__(self) -> None:
-        require(min(self.kv_token_s, self.pair_s, self.private_token_s) >= 0, _NEGATIVE)
-
-
-@dataclass(frozen=True, slots=True)
 class StepCoefficients:
     """Seconds that make up a step of one kind of worker."""
 
     fixed_s: float
     weights_s: float  # to read the weights that every step reads
+    kv_token_s: float  # to read one token's KV
     row_s: float  # to push one token through the linear layers
     request_s: float  # of the host, for each row that samples
-    attention: AttentionCoefficients
+    pair_s: float  # of attention, for each pair of a query and a key
     row_tile: int = 1  # tokens are padded to a multiple of this
     experts: Experts = Experts()
     overlaps: bool = False
 
     def __post_init__(self) -> None:
-        require(min(self.fixed_s, self.weights_s, self.row_s, self.request_s) >= 0, _NEGATIVE)
+        seconds = (self.fixed_s, self.weights_s, self.kv_token_s, self.row_s, self.request_s, self.pair_s)
+        require(min(seconds) >= 0, "the coefficients of a step must not be negative")
         require(self.row_tile >= 1, f"row_tile must be at least 1, got {self.row_tile}")
 
 
@@ -111,12 +96,10 @@ class CostModel:
 
     def decode_times(self, shape: StepShape) -> Iterator[float]:
         """The same of that step and of those after it. See `sim.cost.StepTimes`."""
-        if not self.prefix_shared:
-            return step_times(self.decode, shape, shape.context_tokens, shape.context_tokens)
-        return step_times(self.decode, shape, shape.unique_tokens, shape.private_tokens)
+        return step_times(self.decode, shape, shape.unique_tokens if self.prefix_shared else shape.context_tokens)
 
     def prefill_time(self, shape: StepShape) -> float:
-        return next(step_times(self.prefill, shape, shape.context_tokens, shape.context_tokens))
+        return next(step_times(self.prefill, shape, shape.context_tokens))
 
     def link_time(self, num_bytes: int) -> float:
         return self.link.latency_s + num_bytes * self.link.byte_s
@@ -135,22 +118,18 @@ class DecodeCost:
         return self.model.decode_times(shape)
 
 
-def step_times(costs: StepCoefficients, shape: StepShape, read_tokens: int, private_tokens: int) -> Iterator[float]:
-    """Seconds of a step that reads so many tokens of KV, and of those after it: each row has one token more to read in
-    each. The formula is the module's."""
+def step_times(costs: StepCoefficients, shape: StepShape, read_tokens: int) -> Iterator[float]:
+    """Seconds of a step that reads `read_tokens` tokens of KV, and of those after it: each row has one token more to read
+    in each. The formula is the module's."""
     padded = -(-shape.num_new // costs.row_tile) * costs.row_tile
     experts_s = costs.experts.read_s * (1 - (1 - costs.experts.token_share) ** shape.num_new)
     hides = costs.overlaps
     linear_s, weights_s = costs.row_s * padded, costs.weights_s + experts_s
     fixed_s = costs.fixed_s + (max(weights_s, linear_s) if hides else weights_s + linear_s)
-    sampling_s, attention = costs.request_s * shape.num_rows, costs.attention
-    token_s, pair_s = attention.kv_token_s + attention.private_token_s, attention.pair_s
-    discount_s = attention.private_token_s * (
-        read_tokens - private_tokens
-    )  # the same in all steps: new tokens are private
+    sampling_s, kv_token_s, pair_s = costs.request_s * shape.num_rows, costs.kv_token_s, costs.pair_s
     num_rows, pair_tokens = shape.num_rows, shape.pair_tokens
     while True:
-        attention_s, computing_s = token_s * read_tokens - discount_s, pair_s * pair_tokens
+        attention_s, computing_s = kv_token_s * read_tokens, pair_s * pair_tokens
         if not hides:
             attention_s += computing_s
         elif computing_s > attention_s:

@@ -40,15 +40,14 @@ class Ask:
 
 @dataclass(slots=True)
 class _Branch:
-    """A run of tokens of one stream, what was seen to follow it, by stream and start, and how many paths run through."""
+    """A run of tokens of one stream, and what was seen to follow it, by stream and start."""
 
     length: int = 0
     behind: dict[tuple[int, int], "_Branch"] = field(default_factory=dict)
-    num_paths: int = 0
 
     def split(self, head: Piece) -> None:
         """End after `head`, which it begins with; the rest follows."""
-        rest = _Branch(self.length - head.length, self.behind, self.num_paths)
+        rest = _Branch(self.length - head.length, self.behind)
         self.length, self.behind = head.length, {(head.stream, head.start + head.length): rest}
 
 
@@ -84,18 +83,8 @@ class PathIndex:
                     new += piece.length
                 elif following.length > piece.length:
                     following.split(piece)
-                following.num_paths += 1
                 branch, piece = following, _after(piece, following.length)
         return new
-
-    def num_private(self) -> int:
-        """Tokens that one of the seen paths alone has."""
-        num_private, branches = 0, [self._root]
-        while branches:
-            branch = branches.pop()
-            num_private += branch.length if branch.num_paths == 1 else 0
-            branches.extend(branch.behind.values())
-        return num_private
 
 
 def _after(piece: Piece, num_tokens: int) -> Piece:
@@ -104,12 +93,11 @@ def _after(piece: Piece, num_tokens: int) -> Piece:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Tokens of a batch: every row's own, with what rows share counted once, and without what rows share."""
+    """Tokens of a batch: every row's own, and with what rows share counted once."""
 
     num_rows: int
     each: float
     unique: float
-    private: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +174,13 @@ def delta_tokens(places: Sequence[Sequence[Ask]], *, warm: Sequence[Ask] = ()) -
 def held(asks: Sequence[Ask], num_rows: int, *, whole: bool) -> Held:
     """A batch of `num_rows` neighbours, the mean over windows spread evenly. `whole`: with their whole answers."""
     num_rows = min(num_rows, len(asks))
-    each, unique, private = [], [], []
+    each, unique = [], []
     for start in _starts(len(asks) - num_rows):
         paths = [ask.whole() if whole else ask.halfway() for ask in asks[start : start + num_rows]]
         index = PathIndex()
         each.append(sum(map(_length, paths)))
         unique.append(sum(map(index.add, paths)))
-        private.append(index.num_private())
-    return Held(num_rows, fmean(each), fmean(unique), fmean(private))
+    return Held(num_rows, fmean(each), fmean(unique))
 
 
 def _starts(last: int) -> list[int]:

@@ -129,7 +129,7 @@ def world_spec(hardware: Hardware, options: DeploymentOptions) -> WorldSpec:
 def tokens_per_s(costs: CostModel) -> float:
     """Prompt tokens that a prefill worker computes per second, in chunks of an empty context."""
     n = TRIAL_CHUNK
-    return n / costs.prefill_time(StepShape(0, n, n, n, n * (n + 1) // 2, n))
+    return n / costs.prefill_time(StepShape(0, n, n, n, n * (n + 1) // 2))
 
 
 def _page_size(wanted: int | Auto, hardware: Hardware) -> int:

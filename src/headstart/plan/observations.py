@@ -105,7 +105,6 @@ class Gaps:
     rows: Floats
     new_tokens: Floats  # prompt tokens computed along with the rows included
     unique_tokens: Floats
-    private_tokens: Floats  # of one row alone
     pair_tokens: Floats
     busy: Floats  # share of the gap in which a prefill worker was at work
 
@@ -114,7 +113,7 @@ def gaps_of(requests: list[Seen]) -> Gaps:
     """Of one run. A prompt that the decode worker computed is taken to be of the step that brought its first token."""
     answers = [request for request in requests if len(request.times) > 1]
     found = [gap for request in answers for gap in _gaps_of(request, requests)]
-    columns = np.array(found, dtype=np.float64).reshape(-1, 7)
+    columns = np.array(found, dtype=np.float64).reshape(-1, 6)
     return Gaps(*columns.T)
 
 
@@ -132,8 +131,8 @@ def _gaps_of(request: Seen, requests: list[Seen]) -> list[tuple[float, ...]]:
     ]
 
 
-def _step(around: list[Seen], end: float, near_s: float, step_s: float) -> tuple[float, float, float, float, float]:
-    """Rows, new tokens, unique tokens, private ones and pairs of the step whose tokens came at `end`."""
+def _step(around: list[Seen], end: float, near_s: float, step_s: float) -> tuple[float, float, float, float]:
+    """Rows, new tokens, unique tokens and pairs of the step whose tokens came at `end`."""
     rows = new_tokens = context = pairs = 0.0
     shared: dict[int, list[int]] = {}
     for other in around:
@@ -148,9 +147,8 @@ def _step(around: list[Seen], end: float, near_s: float, step_s: float) -> tuple
         if not other.is_remote and abs(other.times[0] - end) <= near_s:
             new_tokens += other.num_computed
             pairs += other.num_computed * (other.prompt_len - other.num_computed / 2)
-    common = [(len(lengths), min(lengths)) for lengths in shared.values() if len(lengths) > 1]
-    private = context - sum(num_rows * length for num_rows, length in common)
-    return rows, new_tokens, private + sum(length for _, length in common), private, pairs
+    context -= sum((len(lengths) - 1) * min(lengths) for lengths in shared.values())
+    return rows, new_tokens, context, pairs
 
 
 def _overlap(calls: list[tuple[float, float]], begin: float, end: float) -> float:

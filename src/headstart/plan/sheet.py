@@ -3,14 +3,7 @@
 from dataclasses import dataclass
 
 from headstart.config.errors import ConfigError
-from headstart.plan.cost import (
-    AttentionCoefficients,
-    CostModel,
-    Experts,
-    FrontCoefficients,
-    LinkCoefficients,
-    StepCoefficients,
-)
+from headstart.plan.cost import CostModel, Experts, FrontCoefficients, LinkCoefficients, StepCoefficients
 from headstart.plan.hardware import Card
 from headstart.plan.models import DTYPE_BYTES, ModelShape
 
@@ -118,12 +111,10 @@ def _step(
     return StepCoefficients(
         fixed_s=assumed.step_overhead_s + all_reduces_s,
         weights_s=(weights.dense + head_params) * num_bytes / rates.weight_read,
+        kv_token_s=model.kv_bytes_per_token(sharding.kv_dtype) / rates.kv_read,
         row_s=2 * (weights.per_token + head_params) / rates.linear_flops,
         request_s=assumed.request_overhead_s,
-        attention=AttentionCoefficients(
-            kv_token_s=model.kv_bytes_per_token(sharding.kv_dtype) / rates.kv_read,
-            pair_s=model.attention.flops_per_pair / rates.attention_flops,
-        ),
+        pair_s=model.attention.flops_per_pair / rates.attention_flops,
         experts=Experts(weights.experts * num_bytes / rates.weight_read, weights.expert_share),
         overlaps=True,
     )

@@ -18,7 +18,6 @@ class StepShape(NamedTuple):
     context_tokens: int  # KV positions read, each row counted
     unique_tokens: int  # the same, pages that rows share counted once
     pair_tokens: int  # query-key pairs
-    private_tokens: int  # KV positions that one row alone reads
 
     def after(self, num_steps: int) -> "StepShape":
         """The shape `num_steps` later, where every row decodes and none comes or goes."""
@@ -29,7 +28,6 @@ class StepShape(NamedTuple):
             self.context_tokens + grown,
             self.unique_tokens + grown,
             self.pair_tokens + grown,
-            self.private_tokens + grown,
         )
 
 
@@ -63,7 +61,9 @@ def linear_cost(base_s: float = 0.01, per_token_s: float = 0.0005) -> StepCost:
 
 
 def shape_of(batch: Batch, page_size: int) -> StepShape:
-    """The shape of a batch."""
+    """The shape of a batch. Rows that share a page share all before it: what a lease shares is a path from the root of its
+    namespace. Shared pages are full and read: a partial page, and one that is reserved for tokens to come, is only ever
+    one row's own."""
     num_rows = num_new = context = pairs = 0
     first_pages: set[int] = set()
     for row in batch.rows:
@@ -73,17 +73,11 @@ def shape_of(batch: Batch, page_size: int) -> StepShape:
         num_new += num_tokens
         context += stop
         pairs += num_tokens * (start + stop + 1) // 2
-        first_pages.add(int(row.pages[0]))
-    if len(first_pages) == len(batch.rows):
-        return StepShape(num_rows, num_new, context, context, pairs, context)
-    num_read, num_shared = _shared_pages([row.pages for row in batch.rows])
-    private = context - num_read * page_size
-    return StepShape(num_rows, num_new, context, private + num_shared * page_size, pairs, private)
+        first_pages.add(row.pages.item(0))
+    is_shared = len(first_pages) < len(batch.rows)
+    num_shared = _num_repeats(np.concatenate([row.pages for row in batch.rows])) if is_shared else 0
+    return StepShape(num_rows, num_new, context, context - num_shared * page_size, pairs)
 
 
-def _shared_pages(tables: list[Int32Array]) -> tuple[int, int]:
-    """How many entries of `tables` are pages that another table has too, and how many such pages there are. They are full
-    and read: a partial page, and one that is reserved for tokens to come, is only ever one row's own."""
-    counts = np.bincount(np.concatenate(tables))
-    shared = counts[counts > 1]
-    return int(shared.sum()), len(shared)
+def _num_repeats(pages: Int32Array) -> int:
+    return len(pages) - int(np.count_nonzero(np.bincount(pages)))

@@ -12,14 +12,7 @@ from headstart.bench.measure import Plan
 from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, TokenSource
 from headstart.config.errors import ConfigError
 from headstart.plan.calibrate import Calibration, fit, non_negative_fit
-from headstart.plan.cost import (
-    AttentionCoefficients,
-    Contention,
-    CostModel,
-    FrontCoefficients,
-    LinkCoefficients,
-    StepCoefficients,
-)
+from headstart.plan.cost import Contention, CostModel, FrontCoefficients, LinkCoefficients, StepCoefficients
 from headstart.plan.deployment import Deployment, Hardware, world_spec
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
 from headstart.plan.simulate import simulated_row
@@ -43,13 +36,9 @@ def cost_model(contention: Contention = NO_CONTENTION) -> CostModel:
         device="cpu",
         kv_token_bytes=23_040,
         decode=StepCoefficients(
-            fixed_s=0.024,
-            weights_s=0.0,
-            row_s=1.2e-3,
-            request_s=0.0,
-            attention=AttentionCoefficients(kv_token_s=1.5e-6, pair_s=5e-7, private_token_s=4e-6),
+            fixed_s=0.024, weights_s=0.0, kv_token_s=1.5e-6, row_s=1.2e-3, request_s=0.0, pair_s=5e-7
         ),
-        prefill=StepCoefficients(0.02, 0.0, row_s=1.1e-3, request_s=0.0, attention=AttentionCoefficients(0.0, 2e-7)),
+        prefill=StepCoefficients(fixed_s=0.02, weights_s=0.0, kv_token_s=0.0, row_s=1.1e-3, request_s=0.0, pair_s=2e-7),
         link=LinkCoefficients(0.003, 0.0),
         front=FrontCoefficients(before_s=0.004, message_s=0.0003),
         contention=contention,
@@ -115,3 +104,15 @@ def test_no_coefficient_is_negative_and_no_better_fit_is_missed() -> None:
     for _ in range(500):
         other = np.maximum(0, found + np.array([rng.gauss(0, 0.05) for _ in range(3)]))
         assert np.sum((values - columns @ other) ** 2) >= best - 1e-9
+
+
+def test_of_columns_that_are_alike_the_first_one_carries_all_whatever_the_order_of_rows() -> None:
+    rng = np.random.default_rng(3)
+    lengths, rows = rng.integers(300, 3000, 400), rng.integers(1, 9, 400)
+    columns = np.stack([np.ones(400), rows, rows, lengths, lengths], axis=1).astype(np.float64)
+    values = 0.05 + 0.004 * rows + 2e-5 * lengths + rng.normal(0, 0.01, 400)
+    for _ in range(20):
+        order = rng.permutation(400)
+        found = non_negative_fit(columns[order], values[order])
+        assert found[2] == found[4] == 0
+        assert found[3] == pytest.approx(2e-5, rel=0.1)

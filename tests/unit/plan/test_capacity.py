@@ -6,11 +6,11 @@ import pytest
 
 from headstart.bench.workload import Length, SharedPrefix
 from headstart.plan.capacity import Bound, Capacity, Estimate, Offered, Split, Worker, narrowed, prompt_time
-from headstart.plan.cost import AttentionCoefficients, CostModel, LinkCoefficients, StepCoefficients
+from headstart.plan.cost import CostModel, LinkCoefficients, StepCoefficients
 from headstart.plan.demand import PromptWork, asks_of
 
-STEP = StepCoefficients(0.01, 0.0, row_s=1e-4, request_s=0.0, attention=AttentionCoefficients(1e-7, 0.0))
-PROMPT = StepCoefficients(0.0, 0.0, row_s=1e-4, request_s=0.0, attention=AttentionCoefficients(0.0, 0.0))
+STEP = StepCoefficients(fixed_s=0.01, weights_s=0.0, kv_token_s=1e-7, row_s=1e-4, request_s=0.0, pair_s=0.0)
+PROMPT = StepCoefficients(0.0, 0.0, 0.0, 1e-4, 0.0, 0.0)
 COSTS = CostModel("by hand", "cuda", 1000, STEP, PROMPT, LinkCoefficients(0.0, 1e-10))
 WORKER = Worker(COSTS, pool_tokens=10_000_000, chunk=4096, max_running=256)
 ASKS = tuple(asks_of(SharedPrefix(4, 64, Length(9000), Length(1001), Length(100)).build(1).measured))
@@ -76,7 +76,7 @@ def test_a_load_that_is_too_heavy_never_settles() -> None:
 
 
 def test_a_prompt_costs_its_chunks() -> None:
-    costs = replace(COSTS, prefill=StepCoefficients(0.5, 0.0, 1e-3, 0.0, AttentionCoefficients(0.0, 1e-6)))
+    costs = replace(COSTS, prefill=StepCoefficients(0.5, 0.0, 0.0, 1e-3, 0.0, 1e-6))
     worker = replace(WORKER, costs=costs, chunk=100)
     pairs = 150 * 1000 + 150 * 151 / 2
     assert prompt_time(PromptWork(150, 1000), worker) == pytest.approx(2 * 0.5 + 150e-3 + 1e-6 * pairs)

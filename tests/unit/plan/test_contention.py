@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import pytest
 
 from headstart.plan.contention import SharedMachine
-from headstart.plan.cost import AttentionCoefficients, Contention, CostModel, LinkCoefficients, StepCoefficients
+from headstart.plan.cost import Contention, CostModel, LinkCoefficients, StepCoefficients
 from headstart.sim.clock import VirtualClock
 from headstart.sim.cost import StepShape
 
-SHAPE = StepShape(1, 1, 1, 1, 1, 1)
+SHAPE = StepShape(1, 1, 1, 1, 1)
 
 
 @dataclass
@@ -19,9 +19,7 @@ class FakeDevice:
 
 class Machine:
     def __init__(self, decode_slowed: float, prefill_slowed: float) -> None:
-        decode, prefill = (
-            StepCoefficients(seconds, 0.0, 0.0, 0.0, AttentionCoefficients(0.0, 0.0)) for seconds in (1.0, 3.0)
-        )
+        decode, prefill = (StepCoefficients(seconds, 0.0, 0.0, 0.0, 0.0, 0.0) for seconds in (1.0, 3.0))
         contention = Contention(decode_slowed, prefill_slowed)
         costs = CostModel("made up", "cpu", 1, decode, prefill, LinkCoefficients(0.0, 0.0), contention=contention)
         self.clock = VirtualClock()

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from headstart.config.errors import ConfigError
 from headstart.plan.cost import (
-    AttentionCoefficients,
     CostModel,
     DecodeCost,
     Experts,
@@ -23,19 +22,18 @@ from headstart.plan.cost import (
 )
 from headstart.sim.cost import StepShape, times_of
 
-ATTENTION = AttentionCoefficients(kv_token_s=0.5, pair_s=0.125, private_token_s=2.0)
-STEP = StepCoefficients(fixed_s=1.0, weights_s=20.0, row_s=3.0, request_s=0.25, attention=ATTENTION)
+STEP = StepCoefficients(fixed_s=1.0, weights_s=20.0, kv_token_s=0.5, row_s=3.0, request_s=0.25, pair_s=0.125)
 MODEL = CostModel("by hand", "cpu", 8, STEP, STEP, LinkCoefficients(0.5, 0.25), FrontCoefficients(0.1, 0.2, 0.3))
-FOUR_ROWS = StepShape(num_rows=4, num_new=4, context_tokens=100, unique_tokens=40, pair_tokens=80, private_tokens=20)
+FOUR_ROWS = StepShape(num_rows=4, num_new=4, context_tokens=100, unique_tokens=40, pair_tokens=80)
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
-    assert MODEL.decode_time(FOUR_ROWS) == 1 + 20 + 0.5 * 40 + 2 * 20 + 3 * 4 + 0.25 * 4 + 0.125 * 80
+    assert MODEL.decode_time(FOUR_ROWS) == 1 + 20 + 0.5 * 40 + 3 * 4 + 0.25 * 4 + 0.125 * 80
 
 
 def test_reading_and_computing_hide_each_other_where_the_device_lets_them() -> None:
     model = replace(MODEL, decode=replace(STEP, overlaps=True))
-    assert model.decode_time(FOUR_ROWS) == 1 + max(20, 3 * 4) + max(0.5 * 40 + 2 * 20, 0.125 * 80) + 0.25 * 4
+    assert model.decode_time(FOUR_ROWS) == 1 + max(20, 3 * 4) + max(0.5 * 40, 0.125 * 80) + 0.25 * 4
 
 
 def test_rows_are_padded_to_tiles() -> None:
@@ -45,7 +43,7 @@ def test_rows_are_padded_to_tiles() -> None:
 
 def test_attention_that_shares_nothing_reads_every_row_s_context() -> None:
     naive = replace(MODEL, prefix_shared=False)
-    assert naive.decode_time(FOUR_ROWS) - MODEL.decode_time(FOUR_ROWS) == 0.5 * (100 - 40) + 2 * (100 - 20)
+    assert naive.decode_time(FOUR_ROWS) - MODEL.decode_time(FOUR_ROWS) == 0.5 * (100 - 40)
     assert naive.prefill_time(FOUR_ROWS) == MODEL.prefill_time(FOUR_ROWS)
 
 
@@ -59,15 +57,8 @@ COUNTS = st.integers(0, 100_000)
 
 
 @given(
-    st.builds(
-        StepCoefficients,
-        *[SECONDS] * 4,
-        st.builds(AttentionCoefficients, *[SECONDS] * 3),
-        st.integers(1, 64),
-        st.builds(Experts, SECONDS),
-        st.booleans(),
-    ),
-    st.builds(StepShape, *[COUNTS] * 6),
+    st.builds(StepCoefficients, *[SECONDS] * 6, st.integers(1, 64), st.builds(Experts, SECONDS), st.booleans()),
+    st.builds(StepShape, *[COUNTS] * 5),
     st.booleans(),
 )
 def test_steps_seen_ahead_take_exactly_what_they_take_one_by_one(
@@ -102,16 +93,8 @@ def test_a_file_that_is_no_model_is_told_what_it_lacks(tmp_path: Path, text: str
         load_model(tmp_path / "costs.json")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "problem"),
-    [
-        ("row_s", -1.0, "negative"),
-        ("attention", {"kv_token_s": 1.0, "pair_s": 1.0, "private_token_s": -1.0}, "negative"),
-        ("attention", {"pair_s": 1.0}, "missing required field `kv_token_s`"),
-        ("row_tile", 0, "row_tile"),
-    ],
-)
-def test_steps_that_no_device_takes_are_refused(tmp_path: Path, name: str, value: object, problem: str) -> None:
+@pytest.mark.parametrize(("name", "value", "problem"), [("row_s", -1.0, "negative"), ("row_tile", 0, "row_tile")])
+def test_steps_that_no_device_takes_are_refused(tmp_path: Path, name: str, value: float, problem: str) -> None:
     path = tmp_path / "costs.json"
     save_model(MODEL, path)
     model = json.loads(path.read_text())
