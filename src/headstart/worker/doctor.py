@@ -42,7 +42,7 @@ def examine(model: str, settings: WorkerSettings) -> int:
         problems.append(str(error))
     for problem in problems:
         console.print(f"[red]problem:[/red] {problem}", highlight=False)
-    console.print("nothing stands in the way" if not problems else f"{len(problems)} problems")
+    console.print("nothing stands in the way" if not problems else f"problems: {len(problems)}")
     return 1 if problems else 0
 
 
