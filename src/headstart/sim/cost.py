@@ -61,11 +61,9 @@ def linear_cost(base_s: float = 0.01, per_token_s: float = 0.0005) -> StepCost:
 
 
 def shape_of(batch: Batch, page_size: int) -> StepShape:
-    """The shape of a batch. Rows that share a page share all before it: what a lease shares is a path from the root of its
-    namespace. Shared pages are full and read: a partial page, and one that is reserved for tokens to come, is only ever
-    one row's own."""
+    """The shape of a batch. Pages that two rows have are full and read: a partial page, and one that is reserved for
+    tokens to come, is only ever one row's own."""
     num_rows = num_new = context = pairs = 0
-    first_pages: set[int] = set()
     for row in batch.rows:
         start, num_tokens = row.start, len(row.tokens)
         stop = start + num_tokens
@@ -73,9 +71,7 @@ def shape_of(batch: Batch, page_size: int) -> StepShape:
         num_new += num_tokens
         context += stop
         pairs += num_tokens * (start + stop + 1) // 2
-        first_pages.add(row.pages.item(0))
-    is_shared = len(first_pages) < len(batch.rows)
-    num_shared = _num_repeats(np.concatenate([row.pages for row in batch.rows])) if is_shared else 0
+    num_shared = _num_repeats(np.concatenate([row.pages for row in batch.rows])) if len(batch.rows) > 1 else 0
     return StepShape(num_rows, num_new, context, context - num_shared * page_size, pairs)
 
 
