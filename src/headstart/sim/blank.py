@@ -6,7 +6,6 @@ idle ──launch──► running until `finish_at` ──poll──► idle
 
 from array import array
 from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
 
@@ -32,22 +31,21 @@ class Tape:
 
     def read(self, request: Request, first: int, count: int) -> Int32Array:
         """Outputs [first, first + count) where no id is banned. Satisfies `scheduler.steps.Draw`."""
-        start = (_start(request.sampling.seed, request.ref.choice) + first) % TAPE_LEN
+        start = self._place(request.sampling.seed, request.ref.choice, first)
         if count > TAPE_LEN:
             return np.resize(self._ids[start : start + TAPE_LEN], count)
         return self._ids[start : start + count]
 
     def sample(self, spec: SampleSpec, index: int) -> int:
-        place = (_start(spec.params.seed, spec.choice) + index) % TAPE_LEN
+        place = self._place(spec.params.seed, spec.choice, index)
         while (token := self._each_id[place]) in spec.banned_ids:
             place = (place + _DETOUR) % TAPE_LEN
         return token
 
-
-@lru_cache(maxsize=1 << 14)
-def _start(seed: int, choice: int) -> int:
-    """Where on the tape a choice's outputs begin. It is asked for every token of those that run."""
-    return (((seed ^ choice * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9) & _MASK) >> 32
+    @staticmethod
+    def _place(seed: int, choice: int, index: int) -> int:
+        mixed = ((seed ^ choice * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9) & _MASK
+        return ((mixed >> 32) + index) % TAPE_LEN
 
 
 class BlankExecutor:
