@@ -101,10 +101,10 @@ class ControlNetwork:
             self._agenda.add(arrivals[-1], partial(self._arrived, late))
 
     def hand_out_arrived(self) -> None:
-        """Hand out what has arrived by now of tokens whose last one has not."""
+        """Hand out what has arrived by now, but for the last tokens, which come by themselves."""
         now = self._clock.now()
         for late in self._late:
-            if num_arrived := bisect_right(late.arrivals, now):
+            if num_arrived := bisect_right(late.arrivals, now, 0, len(late.arrivals) - 1):
                 self._hand_out(late.take(num_arrived))
 
     def _arrived(self, late: LateTokens) -> None:

@@ -2,7 +2,7 @@
 
 import random
 
-from headstart.core.messages import Cancel, Membership, Message, WorkerRef
+from headstart.core.messages import Cancel, Membership, Message, TokenDelta, Tokens, WorkerRef
 from headstart.core.request import ChoiceRef
 from headstart.sim.clock import Agenda, VirtualClock
 from headstart.sim.network import FINE, ControlNetwork, MessageFate
@@ -66,6 +66,32 @@ def test_messages_are_lost_doubled_and_overtaken_on_request() -> None:
     received = post.arrive()
     assert sorted(received) == ["doubled", "doubled", "late", "plain"]
     assert received[-1] == "late"
+
+
+def test_late_tokens_are_handed_out_once_and_as_of_their_arrivals_whenever_somebody_asks() -> None:
+    clock, agenda = VirtualClock(), Agenda()
+    network = ControlNetwork(random.Random(0), clock, agenda, (0.5, 0.5))
+    received: list[tuple[int, tuple[int, ...], list[float]]] = []
+
+    def receive(sender: str, message: Message) -> None:
+        assert isinstance(message, Tokens)
+        (delta,) = message.deltas
+        received.append((delta.index, delta.token_ids, clock.arrivals(len(delta.token_ids))))
+
+    network.attach("b", receive)
+    clock.advance_to(1.0)
+    network.send_late("a", "b", TokenDelta(ChoiceRef("r"), 3, (70, 71)), [0.25, 0.75])
+    network.send_late("a", "b", TokenDelta(ChoiceRef("r"), 5, (72, 73, 74, 75)), [0.875, 1.0, 1.25, 1.5])
+    assert received == [(3, (70, 71), [0.25, 0.75])]
+    network.hand_out_arrived()
+    network.hand_out_arrived()
+    assert received[1:] == [(5, (72, 73), [0.875, 1.0])]
+    clock.advance_to(1.5)
+    network.hand_out_arrived()
+    assert received[2:] == [(7, (74,), [1.25])]
+    agenda.run_due(1.5)
+    network.hand_out_arrived()
+    assert received[3:] == [(8, (75,), [1.5])]
 
 
 def test_a_message_to_nobody_is_dropped() -> None:
