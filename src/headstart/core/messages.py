@@ -259,6 +259,16 @@ class WorkerLoad(Struct, frozen=True):
     overdue_pages: int = 0  # kept for a peer that has let its time pass
     gives_up: bool = False  # too many of them, and neither word nor proof came: only a restart gets them back
 
+    @property
+    def used_pages(self) -> int:
+        """Neither free nor evictable."""
+        return self.inflight_pages + self.private_pages + self.pinned_pages
+
+    @property
+    def pool_pages(self) -> int:
+        """All of the pool; 0 before a worker's first word on it."""
+        return self.used_pages + self.cached_pages + self.free_pages
+
 
 class Leave(Message, frozen=True):
     """A worker drained and is about to exit."""

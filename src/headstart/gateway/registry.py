@@ -61,10 +61,7 @@ class WorkerRecord:
     @property
     def pool_tokens(self) -> int:
         """What its pool holds; 0 until its first word on it."""
-        load = self.load
-        unpinned = load.cached_pages + load.free_pages
-        num_pages = load.inflight_pages + load.private_pages + load.pinned_pages + unpinned
-        return num_pages * self.join.kv_spec.page_size
+        return self.load.pool_pages * self.join.kv_spec.page_size
 
     @property
     def is_alive(self) -> bool:

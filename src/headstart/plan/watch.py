@@ -87,12 +87,11 @@ class Watch:
 
 def look_of(load: WorkerLoad) -> Look:
     """`pool_usage` is the share of the pool that is neither free nor evictable: what SGLang logs as token_usage."""
-    used = load.inflight_pages + load.private_pages + load.pinned_pages
     count = load.counters.get
     return Look(
         running=load.num_running,
         waiting=load.num_waiting,
-        pool_usage=used / (used + load.cached_pages + load.free_pages),
+        pool_usage=load.used_pages / load.pool_pages,
         prompt_tokens=count("prompt_tokens", 0),
         hit_tokens=count("hit_tokens", 0),
         pages_moved=count("pages_moved", 0) + count("pages_posted", 0),
