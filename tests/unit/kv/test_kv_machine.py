@@ -140,6 +140,7 @@ class KVMachine(RuleBasedStateMachine):
         tokens = (stem + tuple(dice.below(2) for _ in range(dice.below(MAX_TOKENS + 1))))[:MAX_TOKENS]
         match = self.cache.match(namespace, int32_array(tokens), len(tokens) - spare if spare else None)
         self.matches.append(Asked(match, namespace, tokens, tokens[: max(0, len(tokens) - spare)]))
+        self.expect_right(match, self.matches[-1])
         self.ask_again()
         if when > 5:
             self.operations["match"] += 1
@@ -148,10 +149,12 @@ class KVMachine(RuleBasedStateMachine):
 
     def ask_again(self) -> None:
         """Whether what was remembered of a match is still right, the cache says by itself."""
-        for match, namespace, _, asked in (self.matches[0], self.matches[-1]):
-            again = self.cache.match_again(match)
-            assert again.num_pages == self.model.match(namespace, asked)
-            assert again.prefix_len == again.num_pages * self.page_size
+        for asked in (self.matches[0], self.matches[-1]):
+            self.expect_right(self.cache.match_again(asked.match), asked)
+
+    def expect_right(self, match: Match, asked: Asked) -> None:
+        assert match.num_pages == self.model.match(asked.namespace, asked.asked)
+        assert match.prefix_len == match.num_pages * self.page_size
 
     def lease(self, matched: Asked, num_spare: int) -> None:
         match, namespace, tokens, _ = matched
