@@ -44,7 +44,7 @@ $(RUNTIME_STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@if [ -z "$(ALLOW_CUDA)" ] && ! command -v nvidia-smi >/dev/null \
 	    && ! $(BIN)/python -c 'import torch' 2>/dev/null \
 	    && echo "Asking pip which build of torch it would take; where its index does not say, pip downloads it to know." \
-	    && $(PIP) install --dry-run --quiet --report - "$(TORCH_SPEC)" | grep -qE '"name": "(nvidia|cuda)-'; then \
+	    && $(PIP) install --dry-run --quiet --report - -c $(CONSTRAINTS) "$(TORCH_SPEC)" | grep -qE '"name": "(nvidia|cuda)-'; then \
 	  echo "No GPU here, and pip would fetch gigabytes of CUDA with $(TORCH_SPEC)."; \
 	  echo "Point pip at torch's CPU builds (README, 'CPU and GPU machines') or set ALLOW_CUDA=1."; exit 1; fi
 	$(PIP) install -c $(CONSTRAINTS) "$(TORCH_SPEC)"
