@@ -88,7 +88,7 @@ bench: $(DEV_STAMP)  ## measure; tables and JSON go to bench-out/, never part of
 soak: $(DEV_STAMP)  ## a million operations against the state machines, 10,000 seeds of chaos, 10 minutes of load (hours)
 	HEADSTART_KV_OPERATIONS=800000 HEADSTART_LIFECYCLE_EXAMPLES=1000 $(PYTEST) \
 	  tests/unit/kv/test_kv_machine.py tests/unit/lifecycle/test_lifecycle_machine.py
-	$(PYTEST) -m soak $(TEST_DIRS)
+	$(PYTEST) -n 0 -m soak $(TEST_DIRS)
 
 chaos: $(DEV_STAMP)  ## seeded faults over simulated clusters (SEEDS=1000 START=0; a failing seed prints its timeline)
 	$(TEST_ENV) $(BIN)/python -m headstart.sim.chaos --seeds $(SEEDS) --start $(START)

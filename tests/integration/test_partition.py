@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -14,13 +15,12 @@ from load import Load, conversations, greedy, some
 from headstart.gateway.limits import DispatchLimits
 from headstart.worker.ports import new_cluster_key
 
-pytestmark = pytest.mark.full
 CUT_S = 10.0
 RECOVERY_S = 10.0
 RATE_S = 5.0
 """Answers are counted for so long before the cut and after the recovery."""
-RATE_SHARE = 0.7
-"""Of the rate before, within the recovery. The case asks for 0.9; so few answers on shared cores differ by more."""
+RATE_SHARE = 0.9
+"""Of the rate before, within the recovery."""
 WORKERS = ("prefill-0", "decode-0", "prefill-1", "decode-1")
 MARGIN_S = 1.0
 
@@ -52,6 +52,22 @@ def here_and_there(tmp_path: Path) -> Iterator[tuple[Cluster, Island]]:
         pytest.skip(f"no network namespaces here: {reason}")
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Answers a second before the cut and within RECOVERY_S of its end; the longest waits for a token."""
+
+    rate_before: float
+    rate_after: float
+    usual_stall_s: float
+    stall_while_cut_s: float
+    stall_once_healed_s: float
+
+    def __str__(self) -> str:
+        stalls = f"{self.usual_stall_s:.2f} s, cut {self.stall_while_cut_s:.2f} s, healed {self.stall_once_healed_s:.2f} s"
+        rates = f"{self.rate_before:.1f} answers a second before the cut of {CUT_S:g} s, {self.rate_after:.1f} after it"
+        return f"{rates}\nlongest stall: before {stalls}"
+
+
 def rate(load: Load) -> float:
     """Answers a second."""
     before = load.count.answers
@@ -59,39 +75,51 @@ def rate(load: Load) -> float:
     return (load.count.answers - before) / RATE_S
 
 
-def test_case_E14_a_host_that_is_cut_off_under_load_costs_no_token_and_is_used_again_once_healed(
-    here_and_there: tuple[Cluster, Island],
-) -> None:
-    cluster, other = here_and_there
+def cut_and_heal(cluster: Cluster, other: Island) -> Outcome:
+    """Under load; every answer is proven right."""
     talks = conversations(cluster, 4, 3)
     cluster.http.post("/flush_cache")
     with Load(cluster, talks) as load:
         load.wait_for_answers(12)
-        recompute_s = load.take_stall()
+        usual_stall_s = load.take_stall()
         load.wait_for_answers(12)
         until(lambda: cluster.worker("decode-1")["load"]["num_running"], "work on the other host")
-        before = rate(load)
+        rate_before = rate(load)
         load.take_stall()
         other.cut()
         time.sleep(CUT_S)
         load.wait_for_answers(4)
-        while_cut = load.take_stall()
+        stall_while_cut_s = load.take_stall()
         other.heal()
         cluster.wait_for_workers(2, 2, timeout_s=RECOVERY_S)
         load.take_stall()
-        after = rate(load)
+        rate_after = rate(load)
         load.wait_for_answers(8)
-        once_healed = load.take_stall()
-    limits = DispatchLimits()
-    goal = limits.dead_after_s + limits.beat_s + recompute_s + MARGIN_S
-    print(f"\n{load.count.answers} answers; {before:.1f} a second before the cut of {CUT_S:g} s, {after:.1f} after it")
-    print(f"longest stall: cut {while_cut:.2f} s (goal {goal:.2f} s), healed {once_healed:.2f} s")
+        stall_once_healed_s = load.take_stall()
     assert not load.count.errors
     assert load.count.damage == (0, 0, 0)
-    assert while_cut < goal
-    assert after > RATE_SHARE * before
+    outcome = Outcome(rate_before, rate_after, usual_stall_s, stall_while_cut_s, stall_once_healed_s)
+    print(f"\n{load.count.answers} answers; {outcome}")
+    return outcome
+
+
+@pytest.mark.full
+def test_case_E14_a_host_that_is_cut_off_under_load_costs_no_token_and_is_used_again_once_healed(
+    here_and_there: tuple[Cluster, Island],
+) -> None:
+    cluster, other = here_and_there
+    outcome = cut_and_heal(cluster, other)
+    limits = DispatchLimits()
+    assert outcome.stall_while_cut_s < limits.dead_after_s + limits.beat_s + outcome.usual_stall_s + MARGIN_S
+    assert outcome.stall_once_healed_s < outcome.usual_stall_s + MARGIN_S
     cluster.wait_until_free(timeout_s=30)
     assert_used_again(cluster)
+
+
+@pytest.mark.soak
+def test_case_E14_the_rate_is_back_once_the_host_is(here_and_there: tuple[Cluster, Island]) -> None:
+    outcome = cut_and_heal(*here_and_there)
+    assert outcome.rate_after > RATE_SHARE * outcome.rate_before
 
 
 def assert_used_again(cluster: Cluster) -> None:
