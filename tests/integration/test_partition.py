@@ -63,9 +63,9 @@ class Outcome:
     stall_once_healed_s: float
 
     def __str__(self) -> str:
-        stalls = f"{self.usual_stall_s:.2f} s, cut {self.stall_while_cut_s:.2f} s, healed {self.stall_once_healed_s:.2f} s"
         rates = f"{self.rate_before:.1f} answers a second before the cut of {CUT_S:g} s, {self.rate_after:.1f} after it"
-        return f"{rates}\nlongest stall: before {stalls}"
+        cut, healed = f"cut {self.stall_while_cut_s:.2f} s", f"healed {self.stall_once_healed_s:.2f} s"
+        return f"{rates}\nlongest stall: before {self.usual_stall_s:.2f} s, {cut}, {healed}"
 
 
 def rate(load: Load) -> float:
