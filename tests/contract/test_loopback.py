@@ -13,6 +13,7 @@ from headstart.transfer.loopback import (
     Judge,
     LoopbackNetwork,
     LoopbackTransport,
+    Occupancy,
     Posted,
     every_write_succeeds,
     judge_nth,
@@ -21,6 +22,8 @@ from tests.contract.members import pages, stamped
 
 NUM_PAGES, PAGE_BYTES = 16, 64
 LANDS_AFTER, TRAVELS = 1.0, 0.25
+PAGE_S = 0.5
+"""A page keeps both ends of a link busy for so long, where links fill up."""
 
 
 class Time:
@@ -34,10 +37,10 @@ class Time:
 class World:
     """Writer p and target d, connected: writes land after one second, events travel a quarter more."""
 
-    def __init__(self, judge: Judge = every_write_succeeds, seed: int = 1) -> None:
+    def __init__(self, judge: Judge = every_write_succeeds, seed: int = 1, occupancy: Occupancy | None = None) -> None:
         self.time = Time()
         self.network = LoopbackNetwork(
-            random.Random(seed), self.time, lambda num_bytes: LANDS_AFTER if num_bytes else TRAVELS, judge
+            random.Random(seed), self.time, lambda num_bytes: LANDS_AFTER if num_bytes else TRAVELS, judge, occupancy
         )
         self.p_pool, self.p = self.open("p", 1)
         self.d_pool, self.d = self.open("d", 2)
@@ -57,6 +60,62 @@ class World:
 
     def landed(self, src: int, dst: int) -> bool:
         return np.array_equal(self.d_pool[dst], self.p_pool[src])
+
+
+class FilledWorld(World):
+    """A second writer q and a second target e; each end of a link takes its pages one by one."""
+
+    def __init__(self) -> None:
+        super().__init__(occupancy=lambda num_bytes: num_bytes / PAGE_BYTES * PAGE_S)
+        _, self.q = self.open("q", 3)
+        _, self.e = self.open("e", 4)
+        self.writers = {"p": self.p, "q": self.q}
+        for writer in self.writers.values():
+            for name, target in (("d", self.d), ("e", self.e)):
+                writer.connect(name, target.descriptor())
+
+    def post(self, *ways: str) -> None:
+        """One page each way, all at once, as in "pd"; notices tell the ways."""
+        for page, (writer, target) in enumerate(ways):
+            self.writers[writer].write(target, pages(page), pages(page), f"{writer}{target}".encode())
+
+    def landings(self) -> dict[str, float]:
+        """When the pages of each way had landed, from the notices."""
+        landed = {}
+        while (at := self.network.next_event_time()) is not None:
+            self.time.at = at
+            for transport in (self.p, self.q, self.d, self.e):
+                notices = [event for event in transport.poll() if isinstance(event, Notice)]
+                landed.update({notice.payload.decode(): at - TRAVELS - LANDS_AFTER for notice in notices})
+        return landed
+
+
+def test_writes_to_one_target_and_writes_of_one_source_take_turns() -> None:
+    world = FilledWorld()
+    world.post("pd", "qd")
+    assert world.landings() == {"pd": PAGE_S, "qd": 2 * PAGE_S}
+    world = FilledWorld()
+    world.post("pd", "pe")
+    assert world.landings() == {"pd": PAGE_S, "pe": 2 * PAGE_S}
+
+
+def test_writes_between_other_ends_do_not_wait() -> None:
+    world = FilledWorld()
+    world.post("pd", "qe")
+    assert world.landings() == {"pd": PAGE_S, "qe": PAGE_S}
+
+
+def test_a_write_lands_when_the_busier_of_its_ends_is_through_with_it() -> None:
+    world = FilledWorld()
+    world.post("pd", "pd", "pe", "qe")
+    assert world.landings() == {"pd": 2 * PAGE_S, "pe": 3 * PAGE_S, "qe": 2 * PAGE_S}
+
+
+def test_a_link_that_was_idle_owes_nothing_to_a_later_write() -> None:
+    world = FilledWorld()
+    world.time.at = 10.0
+    world.post("pd")
+    assert world.landings() == {"pd": 10.0 + PAGE_S}
 
 
 def test_bytes_land_at_their_time_and_not_at_the_post() -> None:

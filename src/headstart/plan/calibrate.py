@@ -21,8 +21,9 @@ import numpy as np
 from headstart.bench.errors import BenchError
 from headstart.bench.report import load
 from headstart.config.errors import ConfigError
-from headstart.plan.cost import Contention, CostModel, FrontCoefficients, LinkCoefficients, StepCoefficients
+from headstart.plan.cost import Contention, CostModel, FrontCoefficients, StepCoefficients
 from headstart.plan.observations import Floats, Gaps, Seen, Spells, gaps_of, seen_in, spells_of
+from headstart.sim.cost import LinkCost
 
 MESSAGE_S = 0.0003
 """One way between two processes of a machine: too short to be told apart in a client's times."""
@@ -79,7 +80,7 @@ def fit(runs: Sequence[dict[str, Any]], name: str, chunk_tokens: int | None = No
         kv_token_bytes=_kv_token_bytes(flat, server["page_size"]),
         decode=decode,
         prefill=prefill,
-        link=LinkCoefficients(latency_s, 0.0),
+        link=LinkCost(latency_s, 0.0),
         front=FrontCoefficients(before_s=front_s, message_s=MESSAGE_S),
         contention=Contention(decode_slowed, prefill_slowed),
         notes=(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from math import inf
 from statistics import fmean
 
 from headstart.plan.cost import CostModel
@@ -143,8 +144,12 @@ class _Decoding:
 
     @property
     def transfer_s(self) -> float:
-        """Of what a request lacks on average."""
-        return self._worker.costs.link_time(self._moved_bytes)
+        """Of what a request lacks on average, by itself."""
+        return self._worker.costs.link.idle_time(self._moved_bytes)
+
+    @property
+    def link_busy_s(self) -> float:
+        return self._worker.costs.link.busy_time(self._moved_bytes)
 
     def _resident(self, batch: int) -> float:
         batch_held = held(self._asks, batch, whole=True)
@@ -174,7 +179,8 @@ class _Steady:
 
     @property
     def link_rate(self) -> float:
-        return min(self.split.num_prefill, self.split.num_decode) / self.decoding.transfer_s
+        busy_s = self.decoding.link_busy_s
+        return min(self.split.num_prefill, self.split.num_decode) / busy_s if busy_s else inf
 
     @property
     def idle_s(self) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from headstart.config.errors import ConfigError, require
-from headstart.sim.cost import StepShape
+from headstart.sim.cost import LinkCost, StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,6 @@ class StepCoefficients:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkCoefficients:
-    """A transfer of n bytes takes latency_s + n * byte_s."""
-
-    latency_s: float
-    byte_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class FrontCoefficients:
     """What a request meets outside the workers."""
 
@@ -84,7 +76,7 @@ class CostModel:
     kv_token_bytes: int  # of one token in the pool, all layers: what a transfer moves
     decode: StepCoefficients
     prefill: StepCoefficients
-    link: LinkCoefficients
+    link: LinkCost
     front: FrontCoefficients = FrontCoefficients()
     prefix_shared: bool = True  # decode attention reads a page that several rows share once
     contention: Contention = Contention()
@@ -100,9 +92,6 @@ class CostModel:
 
     def prefill_time(self, shape: StepShape) -> float:
         return next(step_times(self.prefill, shape, shape.context_tokens))
-
-    def link_time(self, num_bytes: int) -> float:
-        return self.link.latency_s + num_bytes * self.link.byte_s
 
 
 @dataclass(frozen=True, slots=True)

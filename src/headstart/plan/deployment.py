@@ -112,7 +112,7 @@ def world_spec(hardware: Hardware, options: DeploymentOptions) -> WorldSpec:
         dispatch=DispatchLimits(max_unfinished=MAX_UNFINISHED),
         timing=Timing(
             control_delay_s=(message_s, message_s),
-            link_time=costs.link_time,
+            link=costs.link,
             prefill_cost=costs.prefill_time,
             decode_cost=DecodeCost(costs),
         ),

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from headstart.config.errors import ConfigError
-from headstart.plan.cost import CostModel, Experts, FrontCoefficients, LinkCoefficients, StepCoefficients
+from headstart.plan.cost import CostModel, Experts, FrontCoefficients, StepCoefficients
 from headstart.plan.hardware import Card
 from headstart.plan.models import DTYPE_BYTES, ModelShape
+from headstart.sim.cost import LinkCost
 
 ALL_REDUCE_S = 7e-6
 """One all-reduce of few rows over NVLink. A tensor-parallel step makes two a layer."""
@@ -62,7 +63,7 @@ def sheet_model(
         kv_token_bytes=model.kv_bytes_per_token(sharding.kv_dtype),
         decode=_step(model, sharding, rates, assumed, head_params=model.weights.head),
         prefill=_step(model, sharding, rates, assumed, head_params=0),
-        link=LinkCoefficients(assumed.link_latency_s, 1 / rates.link),
+        link=LinkCost(assumed.link_latency_s, 1 / rates.link),
         front=FrontCoefficients(message_s=assumed.message_s),
         prefix_shared=prefix_shared,
         notes=_notes(card, sharding, rates, assumed),

@@ -1,6 +1,7 @@
 """What a device step costs: its shape in, virtual seconds out."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -35,8 +36,6 @@ StepCost = Callable[[StepShape], float]
 """Seconds a step takes, asked when it is launched. Where steps are taken in jumps it is asked ahead, and must be pure."""
 StepTimes = Callable[[StepShape], Iterator[float]]
 """Seconds of a step, then of each step after it for as long as every row decodes and none comes or goes. Without end."""
-LinkTime = Callable[[int], float]
-"""Seconds from the post of a write of so many bytes until it has landed; of 0 bytes: a completion or a notice."""
 
 
 @runtime_checkable
@@ -48,6 +47,22 @@ class Foresees(Protocol):
     def times(self, shape: StepShape) -> Iterator[float]:
         """See `StepTimes`: the same as calling for each shape."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """A write of n bytes keeps both ends busy for n * byte_s, after what they have to do, and lands latency_s later."""
+
+    latency_s: float
+    byte_s: float
+
+    def busy_time(self, num_bytes: int) -> float:
+        """Seconds."""
+        return num_bytes * self.byte_s
+
+    def idle_time(self, num_bytes: int) -> float:
+        """Seconds that a write takes by itself."""
+        return self.latency_s + self.busy_time(num_bytes)
 
 
 def times_of(cost: StepCost) -> StepTimes:

@@ -7,7 +7,7 @@ from headstart.core.identity import PROTOCOL_VERSION, KVSpec
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import MakePolicy, prefix_affinity
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
-from headstart.sim.cost import LinkTime, StepCost, linear_cost
+from headstart.sim.cost import LinkCost, StepCost, linear_cost
 from headstart.sim.watermarks import MARK_BYTES
 
 SMALL_PREFILL = PrefillLimits(max_running_requests=8, chunked_prefill_size=16, credit_tokens=128, capacity_tokens=256)
@@ -27,7 +27,7 @@ class Timing:
 
     control_delay_s: tuple[float, float] = (0.0001, 0.001)  # uniform, per message
     transfer_delay_s: tuple[float, float] = (0.0001, 0.004)  # uniform, per write, completion and notice
-    link_time: LinkTime | None = None  # in place of the random delay
+    link: LinkCost | None = None  # in place of the random delay
     prefill_cost: StepCost = field(default_factory=linear_cost)
     decode_cost: StepCost = field(default_factory=linear_cost)
     beat_s: float = 0.5  # between heartbeats

@@ -22,7 +22,6 @@ from headstart.sim.blank import Tape
 from headstart.sim.build import MakeCache, OpenTape, Surroundings, build_worker
 from headstart.sim.client import Handle
 from headstart.sim.clock import NEVER, Agenda, VirtualClock
-from headstart.sim.cost import LinkTime
 from headstart.sim.launcher import Processes, SimLauncher
 from headstart.sim.network import ControlNetwork, MessageJudge
 from headstart.sim.reading import Reader
@@ -58,8 +57,7 @@ class World:
         self._incarnations: dict[str, int] = {}
         delay_s = self.spec.timing.control_delay_s
         self.control = ControlNetwork(random.Random(f"control {seed}"), self.clock, self._agenda, delay_s)
-        links_rng = random.Random(f"links {seed}")
-        self.links = LoopbackNetwork(links_rng, self.clock, self._link_time(links_rng))
+        self.links = self._make_links(random.Random(f"links {seed}"))
         outputs = Tape(self.spec.vocab_size)
         self._surroundings = Surroundings(
             self.spec, self.clock, self.links, self.control, ContextBook(), outputs, make_cache, open_tape
@@ -218,13 +216,17 @@ class World:
         recorded = record_dispatcher(head, self.clock, send, open_tape(GATEWAY, head))
         return recorded.inner, recorded
 
-    def _link_time(self, rng: random.Random) -> LinkTime:
-        """Of bytes of watermarks."""
-        spec, link_time = self.spec, self.spec.timing.link_time
-        if link_time is not None:
-            return lambda num_bytes: link_time(num_bytes * spec.page_bytes // spec.mark_bytes)
-        low, high = spec.timing.transfer_delay_s
-        return lambda num_bytes: rng.uniform(low, high)
+    def _make_links(self, rng: random.Random) -> LoopbackNetwork:
+        link = self.spec.timing.link
+        if link is None:
+            low, high = self.spec.timing.transfer_delay_s
+            return LoopbackNetwork(rng, self.clock, lambda num_bytes: rng.uniform(low, high))
+        page_bytes, mark_bytes = self.spec.page_bytes, self.spec.mark_bytes
+
+        def busy_time(num_mark_bytes: int) -> float:
+            return link.busy_time(num_mark_bytes * page_bytes // mark_bytes)
+
+        return LoopbackNetwork(rng, self.clock, lambda num_bytes: link.latency_s, occupancy=busy_time)
 
     def _boot(self) -> None:
         names = [f"prefill-{i}" for i in range(self.spec.num_prefill)]

@@ -31,6 +31,8 @@ from headstart.transfer.pages import check_pages
 
 Delay = Callable[[int], float]
 """Bytes -> seconds: asked once for the landing of a write, and with 0 for its completion and each of its notices."""
+Occupancy = Callable[[int], float]
+"""Bytes -> seconds for which a write keeps its sender and its receiver busy: either end takes its writes one by one."""
 
 
 class Posted(Struct, frozen=True):
@@ -84,6 +86,8 @@ class _Endpoint:
     pages: NDArray[np.uint8] | None  # [num_pages, page_bytes], the owner's memory; None where only notices move
     inbox: list[TransferEvent] = field(default_factory=list)
     links: dict[str, "_Link"] = field(default_factory=dict)
+    sends_until: float = 0.0  # then everything posted here has left
+    receives_until: float = 0.0  # then everything posted to it has come in
     alive: bool = True
     closed: bool = False
     stalled: bool = False
@@ -122,11 +126,13 @@ class LoopbackNetwork:
         clock: Clock | None = None,
         delay: Delay = lambda num_bytes: 0.0,
         judge: Judge = every_write_succeeds,
+        occupancy: Occupancy | None = None,
     ) -> None:
         self.judge = judge
         self._rng = rng
         self._clock = clock or _FrozenClock()
         self._delay = delay
+        self._occupancy = occupancy
         self._endpoints: list[_Endpoint] = []
         self._agenda: list[tuple[float, float, int, Callable[[], None]]] = []
         self._open: dict[int, _Write] = {}
@@ -249,7 +255,17 @@ class LoopbackNetwork:
         self._open[number] = write
         num_bytes = len(write.src_pages) * write.source.region.page_bytes
         delay_s = self._delay(num_bytes) if write.fate.delay_s is None else write.fate.delay_s
-        self._after(delay_s, partial(self._land, number))
+        self._after(self._queue(write, num_bytes) + delay_s, partial(self._land, number))
+
+    def _queue(self, write: _Write, num_bytes: int) -> float:
+        """Seconds until both ends are through with the write and with what was posted before it."""
+        if self._occupancy is None:
+            return 0.0
+        now, busy_s = self._clock.now(), self._occupancy(num_bytes)
+        source, target = write.source, write.target
+        source.sends_until = max(source.sends_until, now) + busy_s
+        target.receives_until = max(target.receives_until, now) + busy_s
+        return max(source.sends_until, target.receives_until) - now
 
     def drain(self, endpoint: _Endpoint) -> list[TransferEvent]:
         if self._agenda:

@@ -12,10 +12,11 @@ from headstart.bench.measure import Plan
 from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, TokenSource
 from headstart.config.errors import ConfigError
 from headstart.plan.calibrate import Calibration, fit, non_negative_fit
-from headstart.plan.cost import Contention, CostModel, FrontCoefficients, LinkCoefficients, StepCoefficients
+from headstart.plan.cost import Contention, CostModel, FrontCoefficients, StepCoefficients
 from headstart.plan.deployment import Deployment, Hardware, world_spec
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
 from headstart.plan.simulate import simulated_row
+from headstart.sim.cost import LinkCost
 
 PAGE_SIZE, CHUNK = 16, 256
 OPTIONS = DeploymentOptions(
@@ -39,7 +40,7 @@ def cost_model(contention: Contention = NO_CONTENTION) -> CostModel:
             fixed_s=0.024, weights_s=0.0, kv_token_s=1.5e-6, row_s=1.2e-3, request_s=0.0, pair_s=5e-7
         ),
         prefill=StepCoefficients(fixed_s=0.02, weights_s=0.0, kv_token_s=0.0, row_s=1.1e-3, request_s=0.0, pair_s=2e-7),
-        link=LinkCoefficients(0.003, 0.0),
+        link=LinkCost(0.003, 0.0),
         front=FrontCoefficients(before_s=0.004, message_s=0.0003),
         contention=contention,
     )

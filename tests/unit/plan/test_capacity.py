@@ -6,12 +6,13 @@ import pytest
 
 from headstart.bench.workload import Length, SharedPrefix
 from headstart.plan.capacity import Bound, Capacity, Estimate, Offered, Split, Worker, narrowed, prompt_time
-from headstart.plan.cost import CostModel, LinkCoefficients, StepCoefficients
+from headstart.plan.cost import CostModel, StepCoefficients
 from headstart.plan.demand import PromptWork, asks_of
+from headstart.sim.cost import LinkCost
 
 STEP = StepCoefficients(fixed_s=0.01, weights_s=0.0, kv_token_s=1e-7, row_s=1e-4, request_s=0.0, pair_s=0.0)
 PROMPT = StepCoefficients(0.0, 0.0, 0.0, 1e-4, 0.0, 0.0)
-COSTS = CostModel("by hand", "cuda", 1000, STEP, PROMPT, LinkCoefficients(0.0, 1e-10))
+COSTS = CostModel("by hand", "cuda", 1000, STEP, PROMPT, LinkCost(0.0, 1e-10))
 WORKER = Worker(COSTS, pool_tokens=10_000_000, chunk=4096, max_running=256)
 ASKS = tuple(asks_of(SharedPrefix(4, 64, Length(9000), Length(1001), Length(100)).build(1).measured))
 ONE_EACH = Split(1, 1)
@@ -58,7 +59,7 @@ def test_a_limit_on_rows_binds() -> None:
 
 
 def test_a_slow_link_binds_where_everything_is_moved() -> None:
-    slow = replace(WORKER, costs=replace(COSTS, link=LinkCoefficients(0.0, 1e-7)), keeps_cache=False)
+    slow = replace(WORKER, costs=replace(COSTS, link=LinkCost(0.0, 1e-7)), keeps_cache=False)
     assert estimated(Split(8, 1), worker=slow).bound is Bound.LINK
 
 

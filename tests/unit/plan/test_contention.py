@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import pytest
 
 from headstart.plan.contention import SharedMachine
-from headstart.plan.cost import Contention, CostModel, LinkCoefficients, StepCoefficients
+from headstart.plan.cost import Contention, CostModel, StepCoefficients
 from headstart.sim.clock import VirtualClock
-from headstart.sim.cost import StepShape
+from headstart.sim.cost import LinkCost, StepShape
 
 SHAPE = StepShape(1, 1, 1, 1, 1)
 
@@ -21,7 +21,7 @@ class Machine:
     def __init__(self, decode_slowed: float, prefill_slowed: float) -> None:
         decode, prefill = (StepCoefficients(seconds, 0.0, 0.0, 0.0, 0.0, 0.0) for seconds in (1.0, 3.0))
         contention = Contention(decode_slowed, prefill_slowed)
-        costs = CostModel("made up", "cpu", 1, decode, prefill, LinkCoefficients(0.0, 0.0), contention=contention)
+        costs = CostModel("made up", "cpu", 1, decode, prefill, LinkCost(0.0, 0.0), contention=contention)
         self.clock = VirtualClock()
         self.prefill, self.decode = FakeDevice(), FakeDevice()
         self.shared = SharedMachine(costs)

@@ -15,15 +15,14 @@ from headstart.plan.cost import (
     DecodeCost,
     Experts,
     FrontCoefficients,
-    LinkCoefficients,
     StepCoefficients,
     load_model,
     save_model,
 )
-from headstart.sim.cost import StepShape, times_of
+from headstart.sim.cost import LinkCost, StepShape, times_of
 
 STEP = StepCoefficients(fixed_s=1.0, weights_s=20.0, kv_token_s=0.5, row_s=3.0, request_s=0.25, pair_s=0.125)
-MODEL = CostModel("by hand", "cpu", 8, STEP, STEP, LinkCoefficients(0.5, 0.25), FrontCoefficients(0.1, 0.2, 0.3))
+MODEL = CostModel("by hand", "cpu", 8, STEP, STEP, LinkCost(0.5, 0.25), FrontCoefficients(0.1, 0.2, 0.3))
 FOUR_ROWS = StepShape(num_rows=4, num_new=4, context_tokens=100, unique_tokens=40, pair_tokens=80)
 
 
@@ -70,7 +69,8 @@ def test_steps_seen_ahead_take_exactly_what_they_take_one_by_one(
 
 
 def test_a_transfer_takes_its_latency_and_its_bytes() -> None:
-    assert MODEL.link_time(8) == 0.5 + 2.0
+    assert MODEL.link.busy_time(8) == 2.0
+    assert MODEL.link.idle_time(8) == 0.5 + 2.0
 
 
 def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:

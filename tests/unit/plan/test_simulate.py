@@ -18,6 +18,7 @@ from headstart.plan.options import (
     CostOptions,
     DeploymentOptions,
     LimitOptions,
+    SheetOptions,
     SimulateOptions,
     TrafficOptions,
     WorkerOptions,
@@ -35,11 +36,12 @@ def one_run(
     cluster: ClusterOptions = TIGHT,
     workers: WorkerOptions = WorkerOptions(),  # noqa: B008
     limits: LimitOptions = LimitOptions(),  # noqa: B008
+    rates: SheetOptions = SheetOptions(),  # noqa: B008
     step_by_step: bool = False,
     **what: object,
 ) -> Row:
     options = SimulateOptions(TrafficOptions(**({"prefix": GROUPS} | what)))  # type: ignore[arg-type]
-    deployment = deployment_of(DeploymentOptions(workers=workers, cluster=cluster, limits=limits))
+    deployment = deployment_of(DeploymentOptions(sheet_rates=rates, workers=workers, cluster=cluster, limits=limits))
     if step_by_step:
         deployment = stepping(deployment)
     (plan,) = plans(options.bench, deployment.spec.decode.context_len)
@@ -83,6 +85,14 @@ def test_attention_that_shares_nothing_takes_longer_steps() -> None:
 def test_the_bytes_that_move_are_the_model_s() -> None:
     row = one_run(replace(TIGHT, disable_radix_cache=True), load=LoadOptions(max_concurrency=(1,)))
     assert row["reuse"]["bytes_moved"] == 16 * 12 * 64 * 147_456  # 739 tokens, in pages of 64, of an 8B model's KV
+
+
+def test_a_link_carries_its_rate_however_many_workers_send() -> None:
+    workers, load = WorkerOptions(4, 1), LoadOptions(max_concurrency=(16,))
+    rates = SheetOptions(link_gb_s=0.5)
+    row = one_run(replace(TIGHT, disable_radix_cache=True, pool_tokens=32_768), workers, load=load, rates=rates)
+    busy_s = row["reuse"]["bytes_moved"] / 0.5e9
+    assert busy_s < row["duration"] < 1.1 * busy_s
 
 
 def test_more_workers_serve_sooner() -> None:

@@ -15,13 +15,15 @@ from msgspec import structs
 from headstart.core.messages import Message, Tokens
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
 from headstart.kv.cache import PageLease, PrefixCache
-from headstart.sim.cost import StepShape
+from headstart.sim.cost import LinkCost, StepShape
 from headstart.sim.network import FINE, MessageFate
 from headstart.sim.spec import SMALL_DECODE, SMALL_PREFILL, Modelling, Timing, WorldSpec
 from headstart.sim.world import World
 from headstart.transfer.loopback import Fate, Posted
 
 CONTEXT_LEN = 96
+LINKS = (None, LinkCost(0.0004, 0.0), LinkCost(0.0004, 3e-6))
+"""Of random delays; of one time for every write; and such that writes wait for each other."""
 
 
 def step_s(shape: StepShape) -> float:
@@ -85,6 +87,7 @@ def play(seed: int, *, jumps: bool, has_faults: bool) -> History:
     """The history of a seed's world."""
     rng = Random(seed)
     spec = draw_spec(rng)
+    spec = replace(spec, timing=replace(spec.timing, link=LINKS[seed % len(LINKS)]))
     history = History()
     world = World(
         replace(spec, modelling=replace(spec.modelling, jumps=jumps)),
