@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from headstart.core.layout import PoolRegion
 from headstart.transfer.contract import Completed, Notice, PeerLost, TransferError, TransferEvent, WriteFailed
 from headstart.transfer.loopback import (
+    BusyTime,
     Fate,
     Judge,
     LoopbackNetwork,
     LoopbackTransport,
-    Occupancy,
     Posted,
     every_write_succeeds,
     judge_nth,
@@ -37,10 +37,10 @@ class Time:
 class World:
     """Writer p and target d, connected: writes land after one second, events travel a quarter more."""
 
-    def __init__(self, judge: Judge = every_write_succeeds, seed: int = 1, occupancy: Occupancy | None = None) -> None:
+    def __init__(self, judge: Judge = every_write_succeeds, seed: int = 1, busy_time: BusyTime | None = None) -> None:
         self.time = Time()
         self.network = LoopbackNetwork(
-            random.Random(seed), self.time, lambda num_bytes: LANDS_AFTER if num_bytes else TRAVELS, judge, occupancy
+            random.Random(seed), self.time, lambda num_bytes: LANDS_AFTER if num_bytes else TRAVELS, judge, busy_time
         )
         self.p_pool, self.p = self.open("p", 1)
         self.d_pool, self.d = self.open("d", 2)
@@ -62,60 +62,69 @@ class World:
         return np.array_equal(self.d_pool[dst], self.p_pool[src])
 
 
-class FilledWorld(World):
-    """A second writer q and a second target e; each end of a link takes its pages one by one."""
+class FullLinks(World):
+    """p, q, d and e, each connected to each; either end of a link takes its pages one by one."""
 
-    def __init__(self) -> None:
-        super().__init__(occupancy=lambda num_bytes: num_bytes / PAGE_BYTES * PAGE_S)
-        _, self.q = self.open("q", 3)
-        _, self.e = self.open("e", 4)
-        self.writers = {"p": self.p, "q": self.q}
-        for writer in self.writers.values():
-            for name, target in (("d", self.d), ("e", self.e)):
-                writer.connect(name, target.descriptor())
+    def __init__(self, judge: Judge = every_write_succeeds) -> None:
+        super().__init__(judge, busy_time=lambda num_bytes: num_bytes / PAGE_BYTES * PAGE_S)
+        self.transports = {"p": self.p, "d": self.d, "q": self.open("q", 3)[1], "e": self.open("e", 4)[1]}
+        for writer in self.transports.values():
+            for name, target in self.transports.items():
+                if target is not writer:
+                    writer.connect(name, target.descriptor())
+        self._landed: dict[int, float] = {}
 
-    def post(self, *ways: str) -> None:
-        """One page each way, all at once, as in "pd"; notices tell the ways."""
-        for page, (writer, target) in enumerate(ways):
-            self.writers[writer].write(target, pages(page), pages(page), f"{writer}{target}".encode())
+    def landings(self, *posts: tuple[float, str, int]) -> list[float | None]:
+        """When the writes have passed that are posted at that time, that way ("pd") and of so many pages; None: never."""
+        for number, (at, (writer, target), num_pages) in enumerate(posts):
+            self._go_on_until(at)
+            taken = pages(*range(num_pages))
+            self.transports[writer].write(target, taken, taken, bytes([number]))
+        self._go_on_until(1000.0)
+        return [self._landed.get(number) for number in range(len(posts))]
 
-    def landings(self) -> dict[str, float]:
-        """When the pages of each way had landed, from the notices."""
-        landed = {}
-        while (at := self.network.next_event_time()) is not None:
+    def _go_on_until(self, end: float) -> None:
+        while (at := self.network.next_event_time()) is not None and at <= end:
             self.time.at = at
-            for transport in (self.p, self.q, self.d, self.e):
-                notices = [event for event in transport.poll() if isinstance(event, Notice)]
-                landed.update({notice.payload.decode(): at - TRAVELS - LANDS_AFTER for notice in notices})
-        return landed
+            for event in (event for transport in self.transports.values() for event in transport.poll()):
+                if isinstance(event, Notice):
+                    self._landed[event.payload[0]] = at - TRAVELS - LANDS_AFTER
+        self.time.at = end
 
 
-def test_writes_to_one_target_and_writes_of_one_source_take_turns() -> None:
-    world = FilledWorld()
-    world.post("pd", "qd")
-    assert world.landings() == {"pd": PAGE_S, "qd": 2 * PAGE_S}
-    world = FilledWorld()
-    world.post("pd", "pe")
-    assert world.landings() == {"pd": PAGE_S, "pe": 2 * PAGE_S}
+@pytest.mark.parametrize(
+    ("posts", "landings"),
+    [
+        ([(0.0, "pd", 1), (0.0, "qd", 1)], [0.5, 1.0]),
+        ([(0.0, "pd", 1), (0.0, "pe", 1)], [0.5, 1.0]),
+        ([(0.0, "pd", 3), (0.0, "qd", 2)], [1.5, 2.5]),
+        ([(0.0, "pd", 1), (0.0, "qe", 1)], [0.5, 0.5]),
+        ([(0.0, "pd", 1), (0.0, "dp", 1)], [0.5, 0.5]),
+        ([(0.0, "pd", 3), (0.0, "pe", 1), (0.0, "qe", 1)], [1.5, 2.0, 1.0]),
+        ([(0.0, "pd", 1), (10.0, "pe", 1), (10.25, "pe", 1)], [0.5, 10.5, 11.0]),
+        ([(0.0, "pd", 1), (10.0, "qd", 1), (10.25, "qd", 1)], [0.5, 10.5, 11.0]),
+        ([(0.0, "pd", 1), (10.0, "pe", 1), (10.0, "qd", 1), (10.25, "qe", 1)], [0.5, 10.5, 10.5, 11.0]),
+    ],
+    ids=[
+        "one target takes its writes in turn",
+        "one source sends in turn",
+        "a write takes the time of all its pages",
+        "other ends do not wait",
+        "directions do not wait for each other",
+        "the busier end decides",
+        "a source that was idle owes nothing",
+        "a target that was idle owes nothing",
+        "both ends were idle for different times",
+    ],
+)
+def test_where_links_fill_up(posts: list[tuple[float, str, int]], landings: list[float]) -> None:
+    assert FullLinks().landings(*posts) == landings
 
 
-def test_writes_between_other_ends_do_not_wait() -> None:
-    world = FilledWorld()
-    world.post("pd", "qe")
-    assert world.landings() == {"pd": PAGE_S, "qe": PAGE_S}
-
-
-def test_a_write_lands_when_the_busier_of_its_ends_is_through_with_it() -> None:
-    world = FilledWorld()
-    world.post("pd", "pd", "pe", "qe")
-    assert world.landings() == {"pd": 2 * PAGE_S, "pe": 3 * PAGE_S, "qe": 2 * PAGE_S}
-
-
-def test_a_link_that_was_idle_owes_nothing_to_a_later_write() -> None:
-    world = FilledWorld()
-    world.time.at = 10.0
-    world.post("pd")
-    assert world.landings() == {"pd": 10.0 + PAGE_S}
+def test_a_write_that_fails_keeps_its_turn_and_one_with_a_delay_waits_for_its_own() -> None:
+    posts = [(0.0, "pd", 1), (0.0, "pd", 1), (0.0, "pd", 1)]
+    fates = {0: Fate(fails=True), 1: Fate(delay_s=LANDS_AFTER + 4.0)}
+    assert FullLinks(judge_nth(fates)).landings(*posts) == [None, 5.0, 1.5]
 
 
 def test_bytes_land_at_their_time_and_not_at_the_post() -> None:

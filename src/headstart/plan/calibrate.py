@@ -7,7 +7,7 @@
 Least squares with coefficients of 0 or more. A step of one worker takes longer by a share (`contention`) while the other
 worker of the machine computes; of many shares the one that fits best is taken. What a client cannot tell apart is
 put together: weights and the loop's own time are in `fixed_s`, the transfer is in `link.latency_s` and the prefill's
-coefficients, HTTP on the way back is in `front.before_s`.
+coefficients (so such links never fill up), HTTP on the way back is in `front.before_s`.
 """
 
 from collections.abc import Sequence

@@ -84,6 +84,7 @@ class Estimate:
     prefill_rate: float
     """What the prefill workers could carry."""
     link_rate: float
+    """What the links could carry: inf where bytes take no time, or nothing moves."""
 
 
 class Capacity:
@@ -144,11 +145,12 @@ class _Decoding:
 
     @property
     def transfer_s(self) -> float:
-        """Of what a request lacks on average, by itself."""
+        """Of what a request lacks on average, until the decode worker hears of it in an idle system."""
         return self._worker.costs.link.idle_time(self._moved_bytes)
 
     @property
     def link_busy_s(self) -> float:
+        """For which it keeps either end of a link busy."""
         return self._worker.costs.link.busy_time(self._moved_bytes)
 
     def _resident(self, batch: int) -> float:
@@ -200,13 +202,15 @@ class _Steady:
         return binding.get(bound, self.rate(batch))
 
     def ttft(self, rate: float, batch: int) -> float:
-        """Clients that wait: what Little's law leaves beside decoding. A rate: an M/D/1 queue before prefill."""
+        """Clients that wait: what Little's law leaves beside decoding. A rate: an M/D/1 queue before prefill, or
+        one without end where the links carry less."""
         step_s = self.decoding.step_s(batch)
         idle_s = self.idle_s + step_s
         if self.offered.num_clients is not None:
             return max(idle_s, self.offered.num_clients / rate - self.offered.output_len * step_s)
         use = rate / self.prefill_rate
-        return idle_s + (use / (2 * (1 - use)) * self.prompt_s if use < 1 else float("inf"))
+        settles = use < 1 and rate < self.link_rate
+        return idle_s + (use / (2 * (1 - use)) * self.prompt_s if settles else inf)
 
     def bound(self, batch: int) -> Bound | None:
         """The first bound that `batch` running requests on each decode worker break."""

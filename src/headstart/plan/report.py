@@ -74,8 +74,12 @@ def told(advice: Advice, options: PlanOptions, deployment: Deployment) -> Iterat
     yield f"  binding: {advice.binding(options.targets)}"
     yield (
         f"  in closed form the prefill workers could carry {advice.chosen.prefill_rate:.2f} requests/s, the link "
-        f"{advice.chosen.link_rate:.4g}; {advice.chosen.batch} running requests pin {advice.chosen.resident_tokens:.0f} tokens"
+        f"{_spoken_rate(advice.chosen.link_rate)}; {advice.chosen.batch} running requests pin {advice.chosen.resident_tokens:.0f} tokens"
     )
+
+
+def _spoken_rate(rate: float) -> str:
+    return f"{rate:.4g}" if isfinite(rate) else "any number"
 
 
 def panel(advice: Advice) -> Panel:
@@ -146,5 +150,6 @@ def _plain(advice: Advice, options: PlanOptions) -> dict[str, Any]:
 
 
 def _finite(fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: a queue that never settles has no time to first token."""
+    """JSON has no infinity: a queue that never settles has no time to first token, a link
+    whose bytes take no time no rate."""
     return {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in fields.items()}

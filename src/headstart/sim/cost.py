@@ -1,4 +1,4 @@
-"""What a device step costs: its shape in, virtual seconds out."""
+"""What steps of devices and writes over links cost, in virtual seconds."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,18 +51,23 @@ class Foresees(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """A write of n bytes keeps both ends busy for n * byte_s, after what they have to do, and lands latency_s later."""
+    """A write of n bytes keeps either end busy for n * byte_s, after what was posted there before, and lands latency_s
+    after both; its notice and its completion take latency_s more. Seconds. Raises ValueError for negative ones."""
 
     latency_s: float
     byte_s: float
 
+    def __post_init__(self) -> None:
+        if min(self.latency_s, self.byte_s) < 0:
+            raise ValueError("a link's latency and its time for a byte must not be negative")
+
     def busy_time(self, num_bytes: int) -> float:
-        """Seconds."""
+        """Seconds that a write keeps either end busy."""
         return num_bytes * self.byte_s
 
     def idle_time(self, num_bytes: int) -> float:
-        """Seconds that a write takes by itself."""
-        return self.latency_s + self.busy_time(num_bytes)
+        """Seconds from a write's post until its target has its notice, where both ends are idle."""
+        return self.busy_time(num_bytes) + 2 * self.latency_s
 
 
 def times_of(cost: StepCost) -> StepTimes:

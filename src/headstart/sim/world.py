@@ -224,9 +224,10 @@ class World:
         page_bytes, mark_bytes = self.spec.page_bytes, self.spec.mark_bytes
 
         def busy_time(num_mark_bytes: int) -> float:
+            """Of the modelled KV that a write of watermarks stands for."""
             return link.busy_time(num_mark_bytes * page_bytes // mark_bytes)
 
-        return LoopbackNetwork(rng, self.clock, lambda num_bytes: link.latency_s, occupancy=busy_time)
+        return LoopbackNetwork(rng, self.clock, lambda num_bytes: link.latency_s, busy_time=busy_time)
 
     def _boot(self) -> None:
         names = [f"prefill-{i}" for i in range(self.spec.num_prefill)]

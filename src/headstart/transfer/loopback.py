@@ -5,6 +5,8 @@
        ├─────► noticed with a damaged page ──► landed      against the contract, as some networks do it
        └─────► ended (WriteFailed): its fate, or the target was killed; some of its pages may have landed
 
+Where links fill up, a posted write waits until both its ends have carried what was posted there before.
+
 Invariant: the target's pool changes only while a write to it is posted or parked, never at the post itself and never
 after its end was reported. Source pages are read when the write lands, so reusing them early shows up as wrong bytes.
 A pool that its owner closed can still be written by peers until they are told, and what they posted still lands, as
@@ -31,8 +33,8 @@ from headstart.transfer.pages import check_pages
 
 Delay = Callable[[int], float]
 """Bytes -> seconds: asked once for the landing of a write, and with 0 for its completion and each of its notices."""
-Occupancy = Callable[[int], float]
-"""Bytes -> seconds for which a write keeps its sender and its receiver busy: either end takes its writes one by one."""
+BusyTime = Callable[[int], float]
+"""Bytes -> seconds for which a write keeps either of its ends busy."""
 
 
 class Posted(Struct, frozen=True):
@@ -51,7 +53,7 @@ class Fate:
 
     refused: bool = False  # `write` raises TransferError
     fails: bool = False  # ends as WriteFailed after a random part of its pages landed
-    delay_s: float | None = None  # until it lands; None: the network's delay model
+    delay_s: float | None = None  # until it lands, after its turn; None: the network's delay model
     num_notices: int = 1  # 0: lost, 2: duplicated
     notice_delay_s: float = 0.0  # added to each notice's own way
     flips: bool = False  # one bit of one page arrives wrong
@@ -80,14 +82,31 @@ class _Descriptor(Struct, frozen=True, array_like=True):
 
 
 @dataclass(eq=False, slots=True)
+class _Lane:
+    """One direction of an endpoint's adapter, which carries one write after another, in the order of their posts."""
+
+    free_at: float = 0.0
+
+    def take(self, now: float, busy_s: float) -> float:
+        """When a write that is posted now has passed. Its turn is kept whether or not it lands."""
+        self.free_at = max(self.free_at, now) + busy_s
+        return self.free_at
+
+
+@dataclass(eq=False, slots=True)
+class _Adapter:
+    sends: _Lane = field(default_factory=_Lane)
+    receives: _Lane = field(default_factory=_Lane)
+
+
+@dataclass(eq=False, slots=True)
 class _Endpoint:
     name: str
     region: PoolRegion
     pages: NDArray[np.uint8] | None  # [num_pages, page_bytes], the owner's memory; None where only notices move
     inbox: list[TransferEvent] = field(default_factory=list)
     links: dict[str, "_Link"] = field(default_factory=dict)
-    sends_until: float = 0.0  # then everything posted here has left
-    receives_until: float = 0.0  # then everything posted to it has come in
+    adapter: _Adapter = field(default_factory=_Adapter)
     alive: bool = True
     closed: bool = False
     stalled: bool = False
@@ -117,7 +136,8 @@ class _FrozenClock:
 class LoopbackNetwork:
     """All endpoints of one process and everything between them. Not thread-safe.
 
-    Without a clock time stands still: what was posted lands at the next poll of any endpoint, in shuffled order.
+    Without a clock time stands still: what was posted lands at the next poll of any endpoint, in shuffled order. With
+    `busy_time`, which needs a clock, links fill up.
     """
 
     def __init__(
@@ -126,13 +146,13 @@ class LoopbackNetwork:
         clock: Clock | None = None,
         delay: Delay = lambda num_bytes: 0.0,
         judge: Judge = every_write_succeeds,
-        occupancy: Occupancy | None = None,
+        busy_time: BusyTime | None = None,
     ) -> None:
         self.judge = judge
         self._rng = rng
         self._clock = clock or _FrozenClock()
         self._delay = delay
-        self._occupancy = occupancy
+        self._busy_time = busy_time
         self._endpoints: list[_Endpoint] = []
         self._agenda: list[tuple[float, float, int, Callable[[], None]]] = []
         self._open: dict[int, _Write] = {}
@@ -255,17 +275,12 @@ class LoopbackNetwork:
         self._open[number] = write
         num_bytes = len(write.src_pages) * write.source.region.page_bytes
         delay_s = self._delay(num_bytes) if write.fate.delay_s is None else write.fate.delay_s
-        self._after(self._queue(write, num_bytes) + delay_s, partial(self._land, number))
-
-    def _queue(self, write: _Write, num_bytes: int) -> float:
-        """Seconds until both ends are through with the write and with what was posted before it."""
-        if self._occupancy is None:
-            return 0.0
-        now, busy_s = self._clock.now(), self._occupancy(num_bytes)
-        source, target = write.source, write.target
-        source.sends_until = max(source.sends_until, now) + busy_s
-        target.receives_until = max(target.receives_until, now) + busy_s
-        return max(source.sends_until, target.receives_until) - now
+        if self._busy_time is not None:
+            now, busy_s = self._clock.now(), self._busy_time(num_bytes)
+            sent_at = write.source.adapter.sends.take(now, busy_s)
+            received_at = write.target.adapter.receives.take(now, busy_s)
+            delay_s += max(sent_at, received_at) - now
+        self._after(delay_s, partial(self._land, number))
 
     def drain(self, endpoint: _Endpoint) -> list[TransferEvent]:
         if self._agenda:

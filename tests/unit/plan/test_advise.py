@@ -51,6 +51,19 @@ def test_a_plan_names_workers_goodput_and_what_binds_and_is_the_same_twice(
     assert f"binding: {load['binding']}" in texts[0]
 
 
+def test_links_whose_bytes_take_no_time_have_no_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sheet, report = tmp_path / "sheet.json", tmp_path / "plan.json"
+    assert run(replace(SMALL, cost=CostOptions(save_sheet=str(sheet)))) == 0
+    costs = json.loads(sheet.read_text())
+    sheet.write_text(json.dumps({**costs, "link": {**costs["link"], "byte_s": 0.0}}))
+    capsys.readouterr()
+    asked = replace(SMALL, cost=CostOptions(sheet=str(sheet)), cluster=ClusterOptions(pool_tokens=65_536))
+    assert run(replace(asked, output_file=str(report))) == 0
+    assert "the link any number" in capsys.readouterr().out
+    (load,) = json.loads(report.read_text())["loads"]
+    assert [found["link_rate"] for found in load["estimates"]] == [None, None]
+
+
 def test_cards_that_make_no_worker_are_left_over(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(replace(SMALL, cards=5, cost=CostOptions(tp=2))) == 0
     assert "4 of 5 cards" in capsys.readouterr().out

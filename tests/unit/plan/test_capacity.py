@@ -1,6 +1,7 @@
 """Which bound a split meets first, and that estimates agree with arithmetic done by hand."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -61,6 +62,28 @@ def test_a_limit_on_rows_binds() -> None:
 def test_a_slow_link_binds_where_everything_is_moved() -> None:
     slow = replace(WORKER, costs=replace(COSTS, link=LinkCost(0.0, 1e-7)), keeps_cache=False)
     assert estimated(Split(8, 1), worker=slow).bound is Bound.LINK
+
+
+def test_a_link_carries_its_bytes_whatever_its_latency_and_an_idle_system_waits_for_both() -> None:
+    everything = replace(WORKER, keeps_cache=False)
+    moved_bytes = 1000 * 10_001  # prompts of that many tokens
+    plain, late, heavy, free = (
+        estimated(Split(2, 3), Offered(ASKS, rate=0.1), replace(everything, costs=replace(COSTS, link=link)))
+        for link in (LinkCost(0.0, 1e-10), LinkCost(0.4, 1e-10), LinkCost(0.0, 1e-8), LinkCost(0.4, 0.0))
+    )
+    assert plain.link_rate == late.link_rate == pytest.approx(2 / (moved_bytes * 1e-10))
+    assert heavy.link_rate == pytest.approx(2 / (moved_bytes * 1e-8))
+    assert free.link_rate == inf
+    assert late.ttft_s - plain.ttft_s == pytest.approx(2 * 0.4)
+    assert heavy.ttft_s - plain.ttft_s == pytest.approx(moved_bytes * (1e-8 - 1e-10))
+
+
+def test_what_a_link_cannot_carry_waits_without_end() -> None:
+    slow = replace(WORKER, costs=replace(COSTS, link=LinkCost(0.0, 1e-7)), keeps_cache=False)
+    found = estimated(Split(8, 8), Offered(ASKS, rate=8.5), slow)
+    assert found.bound is Bound.LINK
+    assert found.prefill_rate > 8.5
+    assert found.ttft_s == inf
 
 
 def test_a_light_offered_load_is_served_whole_and_waits_for_nothing() -> None:

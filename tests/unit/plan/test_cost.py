@@ -70,7 +70,7 @@ def test_steps_seen_ahead_take_exactly_what_they_take_one_by_one(
 
 def test_a_transfer_takes_its_latency_and_its_bytes() -> None:
     assert MODEL.link.busy_time(8) == 2.0
-    assert MODEL.link.idle_time(8) == 0.5 + 2.0
+    assert MODEL.link.idle_time(8) == 2.0 + 2 * 0.5
 
 
 def test_a_model_comes_back_from_its_file(tmp_path: Path) -> None:
@@ -93,12 +93,22 @@ def test_a_file_that_is_no_model_is_told_what_it_lacks(tmp_path: Path, text: str
         load_model(tmp_path / "costs.json")
 
 
-@pytest.mark.parametrize(("name", "value", "problem"), [("row_s", -1.0, "negative"), ("row_tile", 0, "row_tile")])
-def test_steps_that_no_device_takes_are_refused(tmp_path: Path, name: str, value: float, problem: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "name", "value", "problem"),
+    [
+        ("decode", "row_s", -1.0, "negative"),
+        ("decode", "row_tile", 0, "row_tile"),
+        ("link", "byte_s", -1e-9, "negative"),
+        ("link", "latency_s", -1e-3, "negative"),
+    ],
+)
+def test_steps_and_links_that_no_device_has_are_refused(
+    tmp_path: Path, part: str, name: str, value: float, problem: str
+) -> None:
     path = tmp_path / "costs.json"
     save_model(MODEL, path)
     model = json.loads(path.read_text())
-    path.write_text(json.dumps({**model, "decode": {**model["decode"], name: value}}))
+    path.write_text(json.dumps({**model, part: {**model[part], name: value}}))
     with pytest.raises(ConfigError, match=f"costs.json is no cost model: .*{problem}"):
         load_model(path)
 

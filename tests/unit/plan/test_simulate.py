@@ -95,6 +95,13 @@ def test_a_link_carries_its_rate_however_many_workers_send() -> None:
     assert busy_s < row["duration"] < 1.1 * busy_s
 
 
+def test_a_first_token_waits_for_the_pages_and_for_their_notice() -> None:
+    load = LoadOptions(max_concurrency=(1,))
+    cluster = replace(TIGHT, disable_radix_cache=True)
+    near, far = (one_run(cluster, rates=SheetOptions(link_latency_us=us), load=load) for us in (0.0, 2e6))
+    assert far["mean_ttft_ms"] - near["mean_ttft_ms"] == pytest.approx(2 * 2000)
+
+
 def test_more_workers_serve_sooner() -> None:
     one, two = (one_run(workers=WorkerOptions(1, n), prefix=replace(GROUPS, gsp_num_groups=4)) for n in (1, 2))
     assert {row["worker"] for row in two["workers"]} == {"prefill-0", "decode-0", "decode-1"}

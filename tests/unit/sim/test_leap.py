@@ -87,7 +87,8 @@ def play(seed: int, *, jumps: bool, has_faults: bool) -> History:
     """The history of a seed's world."""
     rng = Random(seed)
     spec = draw_spec(rng)
-    spec = replace(spec, timing=replace(spec.timing, link=LINKS[seed % len(LINKS)]))
+    link = LINKS[seed % len(LINKS)]  # not drawn: a pinned seed keeps its world
+    spec = replace(spec, timing=replace(spec.timing, link=link))
     history = History()
     world = World(
         replace(spec, modelling=replace(spec.modelling, jumps=jumps)),
