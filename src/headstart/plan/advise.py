@@ -139,9 +139,14 @@ def worker_of(deployment: Deployment) -> Worker:
 
 
 def offered_of(plan: Plan) -> Offered:
-    """Clients that wait for answers, or requests that come at recorded times or at a rate of sessions."""
+    """Clients that wait for answers, or requests that come at recorded times or at a rate of sessions. Raises BenchError."""
     workload, pace = plan.workload, plan.pace
     asks, warm = tuple(asks_of(workload.measured)), tuple(asks_of(workload.warmup))
+    comes_at_times = pace.open_loop or isfinite(pace.request_rate)
+    if comes_at_times and pace.max_concurrency is not None:
+        raise BenchError(
+            "a plan for a rate of requests needs --max-concurrency 0: waiting clients would hide what is not served"
+        )
     if pace.open_loop:
         last_s = max(turn.due_s or 0.0 for session in workload.measured for turn in session.turns)
         if last_s <= 0:

@@ -214,16 +214,15 @@ class _Steady:
 
     def bound(self, batch: int) -> Bound | None:
         """The first bound that `batch` running requests on each decode worker break."""
-        rate = self.rate(batch)
-        clients, offered_rate = self.offered.num_clients, self.offered.rate
+        rate, clients = self.rate(batch), self.offered.num_clients
+        limits = {Bound.PREFILL: self.prefill_rate, Bound.LINK: self.link_rate, Bound.LOAD: self.offered.rate or inf}
+        first = min(limits, key=limits.__getitem__)  # a batch more may be beyond all of them
         broken = {
             Bound.RESIDENCY: self.decoding.resident(batch) > self.worker.pool_tokens,
             Bound.ROWS: batch > self.worker.max_running,
             Bound.ITL: self.itl_target_s is not None and self.decoding.step_s(batch) > self.itl_target_s,
-            Bound.PREFILL: rate > self.prefill_rate,
-            Bound.LINK: rate > self.link_rate,
+            first: rate > limits[first],
             Bound.DECODE: clients is not None and self.split.num_decode * batch + rate * self.idle_s > clients,
-            Bound.LOAD: offered_rate is not None and rate > offered_rate,
         }
         return next((bound for bound, is_broken in broken.items() if is_broken), None)
 

@@ -29,6 +29,10 @@ class Experts:
     read_s: float = 0.0  # to read every expert of every layer
     token_share: float = 1.0  # of the experts that one token uses
 
+    def __post_init__(self) -> None:
+        require(self.read_s >= 0, "the time to read the experts must not be negative")
+        require(0 <= self.token_share <= 1, f"token_share must be from 0 to 1, got {self.token_share}")
+
 
 @dataclass(frozen=True, slots=True)
 class StepCoefficients:
@@ -58,6 +62,9 @@ class FrontCoefficients:
     after_s: float = 0.0  # from the gateway's token to the client's: detokenisation, HTTP
     message_s: float = 0.0  # one way between two processes
 
+    def __post_init__(self) -> None:
+        require(min(self.before_s, self.after_s, self.message_s) >= 0, "the times of the front must not be negative")
+
 
 @dataclass(frozen=True, slots=True)
 class Contention:
@@ -65,6 +72,9 @@ class Contention:
 
     decode_slowed: float = 0.0
     prefill_slowed: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(min(self.decode_slowed, self.prefill_slowed) >= 0, "the shares of contention must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,9 @@ class CostModel:
     prefix_shared: bool = True  # decode attention reads a page that several rows share once
     contention: Contention = Contention()
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self.kv_token_bytes >= 1, f"kv_token_bytes must be at least 1, got {self.kv_token_bytes}")
 
     def decode_time(self, shape: StepShape) -> float:
         """Seconds of a decode worker's step, prompt tokens that it computes itself included."""

@@ -22,6 +22,10 @@ from headstart.plan.slo import Targets
 
 Auto = Literal["auto"]
 Dtype = Literal["float32", "bfloat16", "float16", "fp8"]
+LINK_GB_S = (1e-3, 1e6)
+"""Least and most GB/s: what is beyond is a mistake."""
+MOST_OVERHEAD = 1e7
+"""Of the times of a data sheet, whatever their unit."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,12 @@ class SheetOptions:
         for flag in ("bandwidth_share", "attention_share", "compute_share"):
             value = getattr(self, flag)
             require(value == "auto" or 0 < value <= 1, f"--{flag.replace('_', '-')} must be above 0 and at most 1")
-        require(self.link_gb_s == "auto" or self.link_gb_s > 0, f"--link-gb-s must be positive, got {self.link_gb_s}")
+        slowest, fastest = LINK_GB_S
+        is_link = self.link_gb_s == "auto" or slowest <= self.link_gb_s <= fastest
+        require(is_link, f"--link-gb-s must be from {slowest:g} to {fastest:g}, got {self.link_gb_s}")
         for flag in ("link_latency_us", "step_overhead_ms", "request_overhead_us", "message_ms"):
-            require(getattr(self, flag) >= 0, f"--{flag.replace('_', '-')} must not be negative")
+            is_time = 0 <= getattr(self, flag) <= MOST_OVERHEAD
+            require(is_time, f"--{flag.replace('_', '-')} must be from 0 to {MOST_OVERHEAD:g}")
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,13 @@ class DeploymentOptions:
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
+
+    def __post_init__(self) -> None:
+        is_given = bool(self.cost.calibrate or self.cost.sheet)
+        problem = (
+            "--link-gb-s and the other rates are of a data sheet; with --sheet or --calibrate edit the file instead"
+        )
+        require(not is_given or self.sheet_rates == SheetOptions(), problem)
 
 
 @dataclass(frozen=True)

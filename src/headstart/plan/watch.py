@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.bench.errors import BenchError
 from headstart.core.messages import WorkerLoad
 from headstart.sim.world import World
 
@@ -58,7 +59,8 @@ class Watch:
         self._look()
 
     def between(self, began_s: float, ended_s: float) -> list[dict[str, Any]]:
-        """One row for each worker about that time. Ends the sample with a look at the workers now."""
+        """One row for each worker about that time. Ends the sample with a look at the workers now. Raises BenchError where
+        one has been lost."""
         self._take()
         seen = [sample for sample in self._samples if began_s <= sample.at_s <= ended_s]
         earlier = [sample for sample in self._samples if sample.at_s <= began_s][-1:] or seen[:1]
@@ -77,7 +79,11 @@ class Watch:
     def _take(self) -> None:
         """A worker in which nothing has changed looks as before."""
         for index, name in enumerate(self._names):
-            worker = self._world.workers[name]
+            worker = self._world.workers.get(name)
+            if worker is None:
+                raise BenchError(
+                    f"the link is too slow for this load: {name} was ended for writes past their deadlines"
+                )
             worker.catch_up()
             if worker.num_changes != self._seen[index]:
                 self._seen[index] = worker.num_changes

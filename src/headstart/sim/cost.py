@@ -49,17 +49,21 @@ class Foresees(Protocol):
         ...
 
 
+SLOWEST_S = 60.0
+"""Of a link's latency and of its time for a byte: what is longer is a mistake."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinkCost:
     """A write of n bytes keeps either end busy for n * byte_s, after what was posted there before, and lands latency_s
-    after both; its notice and its completion take latency_s more. Seconds. Raises ValueError for negative ones."""
+    after both; its notice and its completion take latency_s more. Seconds. Raises ValueError for what no link takes."""
 
     latency_s: float
     byte_s: float
 
     def __post_init__(self) -> None:
-        if min(self.latency_s, self.byte_s) < 0:
-            raise ValueError("a link's latency and its time for a byte must not be negative")
+        if not (0 <= self.latency_s <= SLOWEST_S and 0 <= self.byte_s <= SLOWEST_S):
+            raise ValueError(f"a link's latency_s and byte_s must be from 0 to {SLOWEST_S:g} s")
 
     def busy_time(self, num_bytes: int) -> float:
         """Seconds that a write keeps either end busy."""

@@ -110,6 +110,15 @@ def test_a_curve_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
     assert (tmp_path / "curve.svg").read_bytes() == first
 
 
+def test_a_rate_is_planned_for_without_waiting_clients(capsys: pytest.CaptureFixture[str]) -> None:
+    rate = LoadOptions(request_rate=2.0, max_concurrency=(4,))
+    assert run(replace(SMALL, traffic=replace(SMALL.traffic, load=rate))) == 1
+    assert "--max-concurrency 0" in capsys.readouterr().err
+    free = replace(rate, max_concurrency=(0,))
+    assert run(replace(SMALL, traffic=replace(SMALL.traffic, load=free))) == 0
+    assert "binding: the offered load: all of it is served" in capsys.readouterr().out
+
+
 def test_several_seeds_are_refused() -> None:
     with pytest.raises(ConfigError, match="one seed"):
         run(replace(SMALL, traffic=TrafficOptions(load=LoadOptions(num_seeds=2))))

@@ -93,6 +93,15 @@ def test_a_light_offered_load_is_served_whole_and_waits_for_nothing() -> None:
     assert found.ttft_s < 0.5
 
 
+def test_a_load_that_every_bound_allows_is_what_binds_even_where_one_request_more_breaks_all() -> None:
+    long_steps = replace(COSTS, decode=replace(STEP, fixed_s=1e-4, row_s=1e-6))
+    found = estimated(Split(2, 6), Offered(ASKS, rate=0.5), replace(WORKER, costs=long_steps))
+    assert Capacity(CLIENTS, replace(WORKER, costs=long_steps)).of(Split(2, 6)).bound is Bound.PREFILL
+    assert found.bound is Bound.LOAD
+    assert found.throughput == 0.5
+    assert found.ttft_s < inf
+
+
 def test_a_load_that_is_too_heavy_never_settles() -> None:
     found = estimated(ONE_EACH, Offered(ASKS, rate=100.0))
     assert found.bound is Bound.PREFILL

@@ -98,11 +98,14 @@ def test_a_file_that_is_no_model_is_told_what_it_lacks(tmp_path: Path, text: str
     [
         ("decode", "row_s", -1.0, "negative"),
         ("decode", "row_tile", 0, "row_tile"),
-        ("link", "byte_s", -1e-9, "negative"),
-        ("link", "latency_s", -1e-3, "negative"),
+        ("link", "byte_s", -1e-9, "byte_s"),
+        ("link", "byte_s", 1e300, "byte_s"),
+        ("link", "latency_s", -1e-3, "latency_s"),
+        ("front", "message_s", -1.0, "negative"),
+        ("contention", "decode_slowed", -5.0, "negative"),
     ],
 )
-def test_steps_and_links_that_no_device_has_are_refused(
+def test_coefficients_that_nothing_has_are_refused(
     tmp_path: Path, part: str, name: str, value: float, problem: str
 ) -> None:
     path = tmp_path / "costs.json"

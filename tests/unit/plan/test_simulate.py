@@ -95,6 +95,12 @@ def test_a_link_carries_its_rate_however_many_workers_send() -> None:
     assert busy_s < row["duration"] < 1.1 * busy_s
 
 
+def test_a_link_so_slow_that_the_cluster_ends_a_worker_fails_the_run() -> None:
+    limits, rates = LimitOptions(request_timeout=20.0), SheetOptions(link_gb_s=0.001)
+    with pytest.raises(BenchError, match=r"the link is too slow for this load: (prefill|decode)-0 was ended"):
+        one_run(replace(TIGHT, disable_radix_cache=True), limits=limits, rates=rates)
+
+
 def test_a_first_token_waits_for_the_pages_and_for_their_notice() -> None:
     load = LoadOptions(max_concurrency=(1,))
     cluster = replace(TIGHT, disable_radix_cache=True)
