@@ -150,6 +150,6 @@ def _plain(advice: Advice, options: PlanOptions) -> dict[str, Any]:
 
 
 def _finite(fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: a queue that never settles has no time to first token, a link
-    whose bytes take no time no rate."""
+    """JSON has no infinity: a queue that never settles has no time to first token, a link whose bytes take no time no
+    rate."""
     return {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in fields.items()}
