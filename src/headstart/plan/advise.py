@@ -142,19 +142,26 @@ def offered_of(plan: Plan) -> Offered:
     """Clients that wait for answers, or requests that come at recorded times or at a rate of sessions. Raises BenchError."""
     workload, pace = plan.workload, plan.pace
     asks, warm = tuple(asks_of(workload.measured)), tuple(asks_of(workload.warmup))
-    comes_at_times = pace.open_loop or isfinite(pace.request_rate)
-    if comes_at_times and pace.max_concurrency is not None:
+    rate = _rate_of(plan)
+    if rate is None:
+        return Offered(asks, warm, num_clients=pace.max_concurrency or len(workload.measured))
+    if pace.max_concurrency is not None:
         raise BenchError(
             "a plan for a rate of requests needs --max-concurrency 0: waiting clients would hide what is not served"
         )
+    return Offered(asks, warm, rate=rate)
+
+
+def _rate_of(plan: Plan) -> float | None:
+    """Requests per second; None where clients wait for answers."""
+    workload, pace = plan.workload, plan.pace
+    turns = [turn for session in workload.measured for turn in session.turns]
     if pace.open_loop:
-        last_s = max(turn.due_s or 0.0 for session in workload.measured for turn in session.turns)
+        last_s = max(turn.due_s or 0.0 for turn in turns)
         if last_s <= 0:
             raise BenchError("--open-loop needs a trace with more than one time stamp")
-        return Offered(asks, warm, rate=len(asks) * pace.speed / last_s)
-    if isfinite(pace.request_rate):
-        return Offered(asks, warm, rate=pace.request_rate * len(asks) / len(workload.measured))
-    return Offered(asks, warm, num_clients=pace.max_concurrency or len(workload.measured))
+        return len(turns) * pace.speed / last_s
+    return pace.request_rate * len(turns) / len(workload.measured) if isfinite(pace.request_rate) else None
 
 
 def _plans(options: PlanOptions, deployment: Deployment) -> Iterator[Plan]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from math import inf
+from operator import itemgetter
 from statistics import fmean
 
 from headstart.plan.cost import CostModel
@@ -192,14 +193,14 @@ class _Steady:
     def rate(self, batch: int) -> float:
         return self.split.num_decode * batch / (self.offered.output_len * self.decoding.step_s(batch))
 
+    @property
+    def limits(self) -> dict[Bound, float]:
+        """Rates that no batch goes beyond."""
+        return {Bound.PREFILL: self.prefill_rate, Bound.LINK: self.link_rate, Bound.LOAD: self.offered.rate or inf}
+
     def rate_at(self, bound: Bound, batch: int) -> float:
         """With `batch` the largest that breaks nothing: a rate that binds is reached by a batch between two numbers."""
-        binding = {
-            Bound.PREFILL: self.prefill_rate,
-            Bound.LINK: self.link_rate,
-            Bound.LOAD: self.offered.rate or self.rate(batch),
-        }
-        return binding.get(bound, self.rate(batch))
+        return self.limits.get(bound, self.rate(batch))
 
     def ttft(self, rate: float, batch: int) -> float:
         """Clients that wait: what Little's law leaves beside decoding. A rate: an M/D/1 queue before prefill, or
@@ -215,13 +216,12 @@ class _Steady:
     def bound(self, batch: int) -> Bound | None:
         """The first bound that `batch` running requests on each decode worker break."""
         rate, clients = self.rate(batch), self.offered.num_clients
-        limits = {Bound.PREFILL: self.prefill_rate, Bound.LINK: self.link_rate, Bound.LOAD: self.offered.rate or inf}
-        first = min(limits, key=limits.__getitem__)  # a batch more may be beyond all of them
+        tightest, limit = min(self.limits.items(), key=itemgetter(1))  # one request more may be beyond several
         broken = {
             Bound.RESIDENCY: self.decoding.resident(batch) > self.worker.pool_tokens,
             Bound.ROWS: batch > self.worker.max_running,
             Bound.ITL: self.itl_target_s is not None and self.decoding.step_s(batch) > self.itl_target_s,
-            first: rate > limits[first],
+            tightest: rate > limit,
             Bound.DECODE: clients is not None and self.split.num_decode * batch + rate * self.idle_s > clients,
         }
         return next((bound for bound, is_broken in broken.items() if is_broken), None)

@@ -15,6 +15,7 @@ STEP = StepCoefficients(fixed_s=0.01, weights_s=0.0, kv_token_s=1e-7, row_s=1e-4
 PROMPT = StepCoefficients(0.0, 0.0, 0.0, 1e-4, 0.0, 0.0)
 COSTS = CostModel("by hand", "cuda", 1000, STEP, PROMPT, LinkCost(0.0, 1e-10))
 WORKER = Worker(COSTS, pool_tokens=10_000_000, chunk=4096, max_running=256)
+SLOW_LINK = replace(WORKER, costs=replace(COSTS, link=LinkCost(0.0, 1e-7)), keeps_cache=False)
 ASKS = tuple(asks_of(SharedPrefix(4, 64, Length(9000), Length(1001), Length(100)).build(1).measured))
 ONE_EACH = Split(1, 1)
 CLIENTS = Offered(ASKS, num_clients=64)
@@ -60,8 +61,7 @@ def test_a_limit_on_rows_binds() -> None:
 
 
 def test_a_slow_link_binds_where_everything_is_moved() -> None:
-    slow = replace(WORKER, costs=replace(COSTS, link=LinkCost(0.0, 1e-7)), keeps_cache=False)
-    assert estimated(Split(8, 1), worker=slow).bound is Bound.LINK
+    assert estimated(Split(8, 1), worker=SLOW_LINK).bound is Bound.LINK
 
 
 def test_a_link_carries_its_bytes_whatever_its_latency_and_an_idle_system_waits_for_both() -> None:
@@ -79,8 +79,7 @@ def test_a_link_carries_its_bytes_whatever_its_latency_and_an_idle_system_waits_
 
 
 def test_what_a_link_cannot_carry_waits_without_end() -> None:
-    slow = replace(WORKER, costs=replace(COSTS, link=LinkCost(0.0, 1e-7)), keeps_cache=False)
-    found = estimated(Split(8, 8), Offered(ASKS, rate=8.5), slow)
+    found = estimated(Split(8, 8), Offered(ASKS, rate=8.5), SLOW_LINK)
     assert found.bound is Bound.LINK
     assert found.prefill_rate > 8.5
     assert found.ttft_s == inf
@@ -94,9 +93,9 @@ def test_a_light_offered_load_is_served_whole_and_waits_for_nothing() -> None:
 
 
 def test_a_load_that_every_bound_allows_is_what_binds_even_where_one_request_more_breaks_all() -> None:
-    long_steps = replace(COSTS, decode=replace(STEP, fixed_s=1e-4, row_s=1e-6))
-    found = estimated(Split(2, 6), Offered(ASKS, rate=0.5), replace(WORKER, costs=long_steps))
-    assert Capacity(CLIENTS, replace(WORKER, costs=long_steps)).of(Split(2, 6)).bound is Bound.PREFILL
+    quick = replace(WORKER, costs=replace(COSTS, decode=replace(STEP, fixed_s=1e-4, row_s=1e-6)))
+    found = estimated(Split(2, 6), Offered(ASKS, rate=0.5), quick)
+    assert estimated(Split(2, 6), CLIENTS, quick).bound is Bound.PREFILL
     assert found.bound is Bound.LOAD
     assert found.throughput == 0.5
     assert found.ttft_s < inf
