@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import httpx
@@ -26,6 +28,8 @@ TINY = {
 }
 TINY_FLAGS = ("--load-format", "dummy", "--json-model-override-args", json.dumps(TINY))
 """The demo model's tokenizer over random weights: steps of a few milliseconds."""
+PORTS = range(12_000, 32_000)
+"""Below those that the kernel gives to outgoing connections, which would take one while its server is away."""
 START_S = 180.0
 REPORT_S = 0.2
 """A heartbeat may carry a load that is this old."""
@@ -33,11 +37,14 @@ Worker = dict[str, Any]
 
 
 def free_ports() -> tuple[int, int]:
-    """Two ports that were free a moment ago."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]
+    """Two ports on which nobody listens."""
+    first, second = islice(filter(is_free, SystemRandom().sample(PORTS, len(PORTS))), 2)
+    return first, second
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import ge
 from random import Random
 from typing import Any
 
@@ -138,7 +139,10 @@ class Load:
         self.count = Count()
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._talk, args=(turns,)) for turns in conversations]
+        self._num_rounds = [0] * len(conversations)
+        self._threads = [
+            threading.Thread(target=self._talk, args=(index, turns)) for index, turns in enumerate(conversations)
+        ]
 
     def __enter__(self) -> "Load":
         for thread in self._threads:
@@ -165,22 +169,27 @@ class Load:
         goal = self.count.answers + num_more
         until(lambda: self.count.answers >= goal, f"{num_more} more answers ({self.count})", timeout_s)
 
-    def _talk(self, turns: list[Ask]) -> None:
-        while not self._stop.is_set():
-            for turn in turns:
-                if not self._stop.is_set():
-                    self._ask(turn)
+    def wait_for_rounds(self, timeout_s: float = 120.0) -> None:
+        """Each conversation is gone through once from its beginning, with an answer to every turn."""
+        goals = [num_rounds + 2 for num_rounds in self._num_rounds]  # the one under way began before
+        until(lambda: all(map(ge, self._num_rounds, goals)), f"a round of each ({self.count})", timeout_s)
 
-    def _ask(self, turn: Ask) -> None:
+    def _talk(self, index: int, turns: list[Ask]) -> None:
+        while not self._stop.is_set():
+            answered = [not self._stop.is_set() and self._ask(turn) for turn in turns]
+            self._num_rounds[index] += all(answered)
+
+    def _ask(self, turn: Ask) -> bool:
         try:
             heard = listen(self.cluster, turn.body)
         except Exception as error:
             with self._lock:
                 self.count.errors.append(repr(error))
             self._stop.wait(RETRY_S)
-            return
+            return False
         with self._lock:
             self._judge(turn, heard)
+        return True
 
     def _judge(self, turn: Ask, heard: Heard) -> None:
         count = self.count
