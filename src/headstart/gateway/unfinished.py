@@ -51,4 +51,6 @@ class Unfinished:
 
 
 def _still_open(choices: Iterable[Choice]) -> Iterator[Choice]:
-    return (choice for choice in choices if choice.is_open)
+    for choice in choices:
+        if choice.is_open:
+            yield choice

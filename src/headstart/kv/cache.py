@@ -292,7 +292,7 @@ class PrefixCache:
             above = node.parent.pages[-1:] if node.parent else node.pages[:0]
             if (np.diff(self._order.stamps[np.concatenate((above, node.pages))]) > 0).any():
                 raise InvariantError("an unpinned page was released later than the one before it")
-        if not np.array_equal(pins >= 0, self._ledger.in_tree) or num_pages != np.count_nonzero(pins >= 0):
+        if not np.array_equal(pins >= 0, self._ledger.in_tree) or num_pages != int(np.count_nonzero(pins >= 0)):
             raise InvariantError("a page is in two nodes, or the ledger and the tree disagree on what is in it")
         if num_cached != self._ledger.num_cached or leaves != self._order.leaves.offered():
             raise InvariantError("not everything that is counted as evictable would be evicted")

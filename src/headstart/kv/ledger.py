@@ -241,7 +241,7 @@ class PageLedger:
     def hold(self, pages: Int32Array) -> None:
         """One reader more per occurrence in `pages`."""
         index = _index(pages)
-        are_leased = np.count_nonzero(self._owners[index] & _LEASES) == len(index)
+        are_leased = int(np.count_nonzero(self._owners[index] & _LEASES)) == len(index)
         if are_leased and id(pages) not in self._uncounted:
             self._uncounted[id(pages)] = pages
             return

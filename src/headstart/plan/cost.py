@@ -109,7 +109,7 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """A model's `decode_time`. Satisfies `sim.cost.Foresees`."""
+    """A model's `decode_time`, and the `times` of steps in a row that `sim.cost.times_of` looks for."""
 
     model: CostModel
 

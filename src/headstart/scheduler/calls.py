@@ -287,7 +287,7 @@ class CallTable:
     def check(self) -> None:
         """Raise InvariantError unless what is kept of calls is what counting anew would give."""
         for call in self:
-            if call.num_missing != np.count_nonzero(call.missing):
+            if call.num_missing != int(np.count_nonzero(call.missing)):
                 raise InvariantError(f"{call.ref} counts {call.num_missing} missing pages")
         for phase, table in ((Phase.FILLED, self._filled), (Phase.DONE, self._done), (Phase.LOOSE, self._repeats)):
             if table.keys() != {call.ref for call in self if call.phase is phase}:

@@ -108,7 +108,8 @@ class DecodeScheduler:
 
     def states(self) -> Iterator[tuple[ChoiceRef, str]]:
         """Each unfinished choice and its state."""
-        return ((ref, type(entry).__name__.lower()) for ref, entry in self._board.entries.items())
+        for ref, entry in self._board.entries.items():
+            yield ref, type(entry).__name__.lower()
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 

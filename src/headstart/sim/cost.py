@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,17 +39,6 @@ StepTimes = Callable[[StepShape], Iterator[float]]
 """Seconds of a step, then of each step after it for as long as every row decodes and none comes or goes. Without end."""
 
 
-@runtime_checkable
-class Foresees(Protocol):
-    """A step cost that has a quicker way to tell the times of steps in a row than one by one."""
-
-    def __call__(self, shape: StepShape, /) -> float: ...
-
-    def times(self, shape: StepShape) -> Iterator[float]:
-        """See `StepTimes`: the same as calling for each shape."""
-        ...
-
-
 SLOWEST_S = 60.0
 """Of a link's latency and of its time for a byte: what is longer is a mistake."""
 
@@ -75,9 +65,14 @@ class LinkCost:
 
 
 def times_of(cost: StepCost) -> StepTimes:
-    if isinstance(cost, Foresees):
-        return cost.times
-    return lambda shape: (cost(shape.after(num_steps)) for num_steps in count())
+    """A cost may have a method `times`, a quicker way to the times of steps in a row than to ask for each."""
+    foreseen: StepTimes | None = getattr(cost, "times", None)
+    return partial(_asked_for_each, cost) if foreseen is None else foreseen
+
+
+def _asked_for_each(cost: StepCost, shape: StepShape) -> Iterator[float]:
+    for num_steps in count():
+        yield cost(shape.after(num_steps))
 
 
 def linear_cost(base_s: float = 0.01, per_token_s: float = 0.0005) -> StepCost:

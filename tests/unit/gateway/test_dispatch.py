@@ -1,5 +1,7 @@
 """Whatever becomes of the workers, every choice ends once and its tokens arrive once, in order."""
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import pytest
@@ -618,9 +620,13 @@ def test_a_sink_may_end_its_siblings_from_within_its_own_end():
     world = World()
     world.join("decode-0")
     sinks = [RecordingSink() for _ in range(3)]
+
+    def end_all(record: Callable[[Failed], None], failed: Failed) -> None:
+        record(failed)
+        world.dispatcher.cancel("r")
+
     for index, sink in enumerate(sinks):
-        record = sink.on_failed
-        sink.on_failed = lambda failed, record=record: (record(failed), world.dispatcher.cancel("r"))
+        sink.on_failed = partial(end_all, sink.on_failed)
         world.dispatcher.submit(make_request(choice=index, remaining_s=1.0), sink)
     world.run(2.0)
     assert sum(sink.failed[0].code is ErrorCode.DEADLINE for sink in sinks) == 1

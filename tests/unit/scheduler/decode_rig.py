@@ -101,7 +101,8 @@ class Watched:
 
 
 class Rig:
-    """`limits` fields may be given by name. `verifies`: it asks for seals. `owner_pages` as in PrefixCache."""
+    """`limits` fields may be given by name. `verifies`: it asks for seals. `owner_pages` as in PrefixCache. `watches`: its
+    cache is a Watched."""
 
     def __init__(
         self,
@@ -109,11 +110,13 @@ class Rig:
         page_size: int = 4,
         verifies: bool = False,
         owner_pages: int | None = None,
+        watches: bool = False,
         **limits: float,
     ) -> None:
         self.now = 0.0
         self.page_size = page_size
-        self.cache = Watched(PrefixCache(num_pages, page_size, owner_pages))
+        cache = PrefixCache(num_pages, page_size, owner_pages)
+        self.cache = Watched(cache) if watches else cache
         self.pool = np.zeros((num_pages, page_size), dtype=np.int64)
         self.mail: list[tuple[str, Message]] = []
         spec = KVSpec(PROTOCOL_VERSION, "model", page_size, "uint8", 1, 1, 1, "none")
