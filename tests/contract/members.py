@@ -14,7 +14,7 @@ from headstart.transfer.contract import TransferEvent, Transport
 from headstart.transfer.loopback import LoopbackNetwork
 from headstart.transfer.nixl import NixlTransport
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 NUM_PAGES, PAGE_BYTES = 16, 4096
 
 

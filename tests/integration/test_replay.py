@@ -21,7 +21,7 @@ def converse(cluster: Cluster, seed: int) -> None:
 
 
 def leave_early(cluster: Cluster) -> None:
-    body = {"model": DEMO, "prompt": list(range(500, 540)), "max_tokens": 400, "stream": True, "ignore_eos": True}
+    body = {"model": DEMO, "prompt": list(range(500, 540)), "max_tokens": 7000, "stream": True, "ignore_eos": True}
     with cluster.http.stream("POST", "/v1/completions", json=body) as reply:
         next(reply.iter_lines())
 

@@ -17,14 +17,13 @@ NOISE = (REQUEST, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"", b"\x00" * 64, pickle
 
 def ports(cluster: Cluster) -> list[int]:
     """Every TCP port that a process of the cluster takes messages at."""
-    addresses = [worker["peer_address"] for worker in cluster.alive("prefill")]
+    addresses = [worker["peer_address"] for worker in cluster.living() if worker["role"] == "prefill"]
     peers = [urlsplit(address).port for address in addresses if address.startswith("tcp://")]
     return [cluster.port, cluster.control_port, *(port for port in peers if port)]
 
 
 def incarnations(cluster: Cluster) -> dict[str, int]:
-    living = cluster.alive("prefill") + cluster.alive("decode")
-    return {worker["name"]: worker["incarnation"] for worker in living}
+    return {worker["name"]: worker["incarnation"] for worker in cluster.living()}
 
 
 def shout(port: int, payload: bytes) -> None:

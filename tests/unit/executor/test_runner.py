@@ -109,10 +109,10 @@ def test_a_page_is_one_block_of_the_region() -> None:
 
 
 def test_a_large_pool_is_reserved_at_once() -> None:
-    started = time.perf_counter()
+    started = time.process_time()  # a page that is touched costs its process time
     pool = KVPool.allocate(PoolShape(5_000, 30, 3, 16, 64), torch.float32, "cpu")
     assert pool.region.num_pages == 5_000
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_auto_is_a_rule_that_two_workers_of_a_machine_agree_on() -> None:

@@ -9,7 +9,7 @@ from headstart.gateway.api.auth import KeyRing, Tenant
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.state import HttpLimits
 
-from .scripted import ScriptedWorld, chat_body, completion_body, run, saying
+from .scripted import PATIENCE_S, ScriptedWorld, chat_body, completion_body, run, saying
 
 CHAT = "/v1/chat/completions"
 ADMIN_PATHS = (("GET", "/cluster"), ("GET", "/metrics"), ("POST", "/flush_cache"), ("GET", "/flush_cache"))
@@ -285,7 +285,7 @@ async def ask(world, messages, path=CHAT, arrived=None, key=None):
         scope["headers"] = [(b"authorization", b"Bearer " + key.encode())]
     serving = asyncio.create_task(world.app(scope, receive, send))
     try:
-        return await asyncio.wait_for(started, 5)
+        return await asyncio.wait_for(started, PATIENCE_S)
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)

@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 from text.small import END, byte_level
 
 from headstart.core.errors import ErrorCode
-from headstart.core.messages import Heartbeat, WorkerLoad
 
 from .scripted import Script, ScriptedWorld, chat_body, completion_body, run, saying
 
@@ -64,12 +62,15 @@ def test_behaviour_33_health_answers_while_every_place_is_taken_and_takes_none()
         world = ScriptedWorld()
         world.script = saying("Hello world.", hold_after=1)
         async with world.client() as http:
-            held = [asyncio.create_task(http.post(CHAT, json=chat_body(deadline_s=0.5))) for _ in range(8)]
+            held = [asyncio.create_task(http.post(CHAT, json=chat_body())) for _ in range(8)]
             await until(lambda: len(world.requests) == 8)
+            await until(lambda: all(choice.tokens for choice in world.dispatcher.iter_choices()))
             for _ in range(20):
                 assert (await http.get("/health")).status_code == 200
                 assert (await http.get("/ready")).status_code == 200
             assert world.dispatcher.num_unfinished == 8
+            for request in world.requests:
+                world.say_finished(request)
             await asyncio.gather(*held)
         assert len(world.requests) == 8
         assert world.dispatcher.num_unfinished == 0
@@ -82,9 +83,8 @@ def test_case_M2_health_is_bad_once_every_decode_worker_is_wedged_although_it_be
         world = ScriptedWorld()
         async with world.client() as http:
             assert (await http.get("/health")).status_code == 200
-            wedged = Heartbeat(world.worker, 31.0, WorkerLoad(num_running=3))
-            world.dispatcher.handle(f"hb:{world.worker}", wedged)
-            world.dispatcher.registry.judge(time.monotonic())
+            world.loop_age_s = 31.0
+            await until(lambda: not any(record.may_return for record in world.dispatcher.registry.of_role("decode")))
             assert (await http.get("/health")).status_code == 503
 
     run(go())

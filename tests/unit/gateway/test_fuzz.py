@@ -1,13 +1,12 @@
 """Whatever JSON comes in, the answer is a success or a 4xx in OpenAI's shape, and nothing is left behind."""
 
-import asyncio
 import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .scripted import ScriptedWorld, chat_body, completion_body
+from .scripted import ScriptedWorld, chat_body, completion_body, run
 
 FIELDS = [
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options", "stop",
@@ -39,10 +38,11 @@ def test_any_json_is_answered_or_refused_in_words(path, fields, messages):
             body["messages"] = messages
         async with world.client() as http:
             reply = await http.post(path, content=json.dumps(body).encode("utf-8", "surrogatepass"))
-        assert reply.status_code < 500, reply.text
+        is_late = reply.status_code == 504 and "deadline_s" in fields  # which may be a microsecond
+        assert is_late or reply.status_code < 500, reply.text
         if reply.status_code != 200:
             assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
         assert world.dispatcher.num_unfinished == 0
         assert not world.state.jobs.jobs
 
-    asyncio.run(go())
+    run(go())

@@ -9,7 +9,7 @@ from text.small import END, byte_level
 
 from headstart.core.errors import ErrorCode
 
-from .scripted import MODEL, STATS, Script, ScriptedWorld, chat_body, completion_body, run, saying
+from .scripted import MODEL, PATIENCE_S, STATS, Script, ScriptedWorld, chat_body, completion_body, run, saying
 
 
 def openai_client(http, key="none"):
@@ -347,7 +347,7 @@ async def call_and_leave(world, body, leave_when):
         "server": ("gateway", 80),
         "client": ("here", 1),
     }
-    await asyncio.wait_for(world.app(scope, receive, send), 5)
+    await asyncio.wait_for(world.app(scope, receive, send), PATIENCE_S)
     return sent
 
 
@@ -399,7 +399,7 @@ def test_a_client_that_does_not_read_is_cancelled_at_a_bounded_buffer():
             await asyncio.sleep(0)
         assert world.dispatcher.num_unfinished == 0
         blocked.set()
-        await asyncio.wait_for(serving, 5)
+        await asyncio.wait_for(serving, PATIENCE_S)
         assert b"too slowly" in b"".join(message.get("body", b"") for message in sent)
 
     run(go())
@@ -451,10 +451,11 @@ def test_flush_empties_the_workers_and_is_refused_while_busy():
         async with world.client() as http:
             assert (await http.post("/flush_cache")).json() == {"flushed": True, "num_pages": 7}
             assert (await http.get("/flush_cache?timeout=60")).status_code == 200
-            running = asyncio.create_task(http.post("/v1/chat/completions", json=chat_body(deadline_s=0.3)))
-            while not world.requests:
+            running = asyncio.create_task(http.post("/v1/chat/completions", json=chat_body()))
+            while not any(choice.tokens for choice in world.dispatcher.iter_choices()):
                 await asyncio.sleep(0)
             assert (await http.post("/flush_cache")).status_code == 400
+            world.say_finished(world.requests[0])
             await running
         assert world.flushes == 2
 

@@ -11,7 +11,7 @@ from text.small import byte_level
 
 from headstart.gateway.state import HttpLimits
 
-from .scripted import Script, ScriptedWorld, chat_body, run, saying
+from .scripted import PATIENCE_S, Script, ScriptedWorld, chat_body, run, saying
 
 
 @asynccontextmanager
@@ -34,7 +34,7 @@ async def serving(world):
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)
 

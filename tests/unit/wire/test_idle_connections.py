@@ -3,7 +3,9 @@
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import zmq
@@ -14,8 +16,9 @@ from headstart.wire.channels import FROM_WORKER, TO_WORKER
 from headstart.wire.limits import WireLimits
 from headstart.wire.sockets import Dealer, Router, Wiring
 
-LIMITS = WireLimits(heartbeat_s=0.1)
-PATIENCE_MS = 10_000
+LIMITS = WireLimits(heartbeat_s=0.3)
+PATIENCE_S = 60.0
+PATIENCE_MS = 60_000
 
 
 class Relay:
@@ -32,10 +35,11 @@ class Relay:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def forget(self) -> None:
-        """From now on nothing of the open connections is carried, and neither end is told."""
+    def forget(self) -> int:
+        """From now on nothing of the open connections is carried, and neither end is told. How many there have been."""
         partner, self._partner = self._partner, {}
         self._forgotten += partner
+        return self.num_connections
 
     def close(self) -> None:
         self._stopped = True
@@ -50,7 +54,8 @@ class Relay:
                 if ready is self._listener:
                     self._connect()
                 elif data := _received(ready):
-                    partner[ready].sendall(data)
+                    with suppress(OSError):  # an end that was held up may have been given up by the other
+                        partner[ready].sendall(data)
                 else:
                     for end in (ready, partner[ready]):
                         self._partner.pop(end, None)
@@ -88,13 +93,15 @@ def test_case_E16_the_first_message_after_an_idle_connection_was_forgotten_arriv
         dealer.send(Accepted(ChoiceRef("before")))
         assert router.socket.poll(PATIENCE_MS)
         assert len(router.drain()) == 1
-        relay.forget()
-        dealer.socket.poll(3 * int(LIMITS.heartbeat_s * 1000) + 300)  # idle: only the sockets' own pings are missing
+        num_forgotten = relay.forget()
+        deadline = time.monotonic() + PATIENCE_S
+        while relay.num_connections == num_forgotten:  # idle: only the sockets' own pings are missing
+            assert time.monotonic() < deadline, "nobody redialled"
+            assert not dealer.socket.poll(20)
         assert dealer.send(Accepted(ChoiceRef("after")))
         assert router.socket.poll(PATIENCE_MS), "the first message"
         assert [message.ref.request_id for _, message in router.drain()] == ["after"]  # type: ignore[attr-defined]
         assert router.send("decode-0#1", Drain())
         assert dealer.socket.poll(PATIENCE_MS), "and its answer"
-        assert relay.num_connections == 2
     finally:
         relay.close()

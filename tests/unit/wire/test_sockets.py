@@ -18,7 +18,7 @@ from headstart.wire.security import CurveKeys, Security, authenticate, check_add
 from headstart.wire.sockets import Dealer, Router, Wiring
 
 ANYWHERE = "tcp://127.0.0.1:0"
-PATIENCE_MS = 10_000
+PATIENCE_MS = 60_000
 ACCEPTED = Accepted(ChoiceRef("r"))
 
 

@@ -30,7 +30,7 @@ def child(name, role):
 control = Dealer.connect(Wiring(zmq.Context()), address, "launcher", TO_WORKER)
 children = [child("gateway", "gateway"), child("decode-0", "decode"), child("prefill-0", "prefill")]
 ports = LauncherPorts(control, lambda: True, Waker.open())
-sys.exit(Launcher(children, ports, 5.0, lambda: print("ready", flush=True)).run())
+sys.exit(Launcher(children, ports, 50.0, lambda: print("ready", flush=True)).run())
 """
 CHILD = """
 import os, signal, sys, time
@@ -45,6 +45,7 @@ signal.signal(signal.SIGTERM, stop)
 note("started")
 while True: time.sleep(60)
 """
+PATIENCE_S = 60.0
 
 
 class Launch:
@@ -62,7 +63,7 @@ class Launch:
         self.process = subprocess.Popen([sys.executable, str(launcher), address, str(child), str(self.log)])
 
     def next_message(self, kind: type) -> object:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             for sender, message in self.router.drain():
                 assert sender == "launcher"
@@ -73,7 +74,7 @@ class Launch:
 
     def lines(self, name: str, what: str, count: int = 1) -> list[list[str]]:
         """[pid, incarnation] of each time `name` did `what`, once there are `count`."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             words = [line.split() for line in self.log.read_text().splitlines()]
             found = [rest for child, did, *rest in words if (child, did) == (name, what)]
@@ -132,7 +133,7 @@ def test_a_kill_request_ends_exactly_the_incarnation_it_names(launch: Launch) ->
 def test_a_signal_stops_decode_workers_then_prefill_workers_then_the_gateway(launch: Launch) -> None:
     launch.all_started()
     launch.process.send_signal(signal.SIGINT)
-    assert launch.process.wait(timeout=20) == Exit.DRAINED
+    assert launch.process.wait(timeout=PATIENCE_S) == Exit.DRAINED
     stopped = [line.split()[0] for line in launch.log.read_text().splitlines() if " stopped " in line]
     assert stopped == ["decode-0", "prefill-0", "gateway"]
 
@@ -140,7 +141,7 @@ def test_a_signal_stops_decode_workers_then_prefill_workers_then_the_gateway(lau
 def test_a_gateway_that_is_asked_to_stop_takes_the_launch_with_it_and_that_is_no_failure(launch: Launch) -> None:
     launch.all_started()
     os.kill(int(launch.lines("gateway", "started")[0][0]), signal.SIGTERM)
-    assert launch.process.wait(timeout=20) == Exit.DRAINED
+    assert launch.process.wait(timeout=PATIENCE_S) == Exit.DRAINED
     stopped = [line.split()[0] for line in launch.log.read_text().splitlines() if " stopped " in line]
     assert stopped == ["gateway", "decode-0", "prefill-0"]
 
@@ -150,7 +151,7 @@ def test_children_die_with_a_launcher_that_was_killed(launch: Launch) -> None:
     pids = [int(launch.lines(name, "started")[0][0]) for name in ("gateway", "decode-0", "prefill-0")]
     launch.process.kill()
     launch.process.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline
         launch.router.socket.poll(20)

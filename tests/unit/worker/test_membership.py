@@ -15,7 +15,7 @@ from headstart.worker.gateway_process import STRANGERS_S, Strangers
 from headstart.worker.membership import REPEAT_S, MembershipLog
 from headstart.worker.ports import OpenWiring, new_cluster_key, open_wiring
 
-PATIENCE = 200  # polls of 20 ms
+PATIENCE = 3000  # polls of 20 ms
 
 
 def member(directory: Path, name: str, key: str) -> OpenWiring:

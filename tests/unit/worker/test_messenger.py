@@ -1,5 +1,6 @@
 """Names reach the right sockets, over real ZeroMQ: a decode worker finds prefill workers through Membership."""
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -25,6 +26,7 @@ from headstart.worker.wake import Waker
 
 DECODE = WorkerRef("decode-0", 1)
 PREFILL = WorkerRef("prefill-0", 7)
+PATIENCE_S = 60.0
 
 
 class Cluster:
@@ -52,24 +54,25 @@ class Cluster:
     def until(
         self, take: Callable[[], list[tuple[str, Message]]], wait: Messenger | None = None
     ) -> tuple[str, Message]:
-        """The first message `take` yields; fails after two seconds."""
-        for _ in range(200):
-            if taken := take():
-                return taken[0]
+        """The first message `take` yields."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (taken := take()):
+            assert time.monotonic() < deadline, "no message came"
             if wait is None:
                 self.gateway.socket.poll(10)
             else:
                 wait.wait(0.01)
-        raise AssertionError("no message came")
+        return taken[0]
 
     def introduce(self, state: str = "alive") -> None:
         """Both workers are known to the gateway; the decode worker hears of the prefill worker."""
-        heard: set[str] = set()
-        for _ in range(200):
-            heard |= {sender for sender, _ in self.gateway.drain()}
-            if heard == {str(PREFILL), str(DECODE)}:
-                break
-            self.gateway.socket.poll(10)
+        heard: list[tuple[str, Message]] = []
+
+        def of_both() -> list[tuple[str, Message]]:
+            heard.extend(self.gateway.drain())
+            return heard if {sender for sender, _ in heard} == {str(PREFILL), str(DECODE)} else []
+
+        self.until(of_both)
         self.gateway.send(str(DECODE), Membership((PeerState(PREFILL, self.peer_address, state, "here"),)))
         assert self.until(self.decode.receive, self.decode)[0] == GATEWAY
 

@@ -18,13 +18,16 @@ def member(directory: Path, name: str, key: str) -> OpenWiring:
     return open_wiring(ClusterSettings(cluster_key=str(path)))
 
 
-def reaches(server: OpenWiring, client: OpenWiring) -> bool:
+PATIENCE_MS = 60_000
+
+
+def reaches(server: OpenWiring, client: OpenWiring, within_ms: int) -> bool:
     """Whether a message of `client` arrives at a Router of `server`; closes both."""
     router = Router.bind(server.wiring, "tcp://127.0.0.1:0", FROM_WORKER)
     port = router.address.rpartition(":")[2]
     dealer = Dealer.connect(client.wiring, f"tcp://127.0.0.1:{port}", "decode-0#1", TO_WORKER)
     dealer.send(Leave(WorkerRef("decode-0", 1)))
-    router.socket.poll(1000)
+    router.socket.poll(within_ms)
     arrived = bool(router.drain())
     dealer.close()
     router.close()
@@ -35,15 +38,15 @@ def reaches(server: OpenWiring, client: OpenWiring) -> bool:
 
 def test_whoever_has_the_clusters_key_is_let_in(tmp_path: Path) -> None:
     key = new_cluster_key()
-    assert reaches(member(tmp_path, "a", key), member(tmp_path, "b", key))
+    assert reaches(member(tmp_path, "a", key), member(tmp_path, "b", key), PATIENCE_MS)
 
 
 def test_another_clusters_key_is_not(tmp_path: Path) -> None:
-    assert not reaches(member(tmp_path, "a", new_cluster_key()), member(tmp_path, "b", new_cluster_key()))
+    assert not reaches(member(tmp_path, "a", new_cluster_key()), member(tmp_path, "b", new_cluster_key()), 1000)
 
 
 def test_a_process_without_a_key_is_not(tmp_path: Path) -> None:
-    assert not reaches(member(tmp_path, "a", new_cluster_key()), open_wiring(ClusterSettings()))
+    assert not reaches(member(tmp_path, "a", new_cluster_key()), open_wiring(ClusterSettings()), 1000)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +84,13 @@ def test_cases_O3_and_O7_a_stranger_under_a_members_name_changes_no_route(tmp_pa
     router = Router.bind(server.wiring, "tcp://127.0.0.1:0", FROM_WORKER)
     lines = [Dealer.connect(wiring.wiring, router.address, str(name), TO_WORKER) for wiring in (worker, *strangers)]
     lines[0].send(Leave(name))
-    router.socket.poll(5000)
+    router.socket.poll(PATIENCE_MS)
     assert [sender for sender, _ in router.drain()] == [str(name)]
     for line in lines[1:]:
         line.send(Leave(name))
     assert not router.socket.poll(500)
     assert router.send(str(name), Drain())
-    assert lines[0].socket.poll(5000)
+    assert lines[0].socket.poll(PATIENCE_MS)
     assert not any(line.pending for line in lines[1:])
     for socket in (*lines, router):
         socket.close()
