@@ -26,6 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup
 TEST_DIRS := tests/unit tests/contract tests/integration
+C_COMPILER := $(shell command -v gcc || command -v cc)
 COMPILED := $(CURDIR)/build/compiled
 COMPILED_STAMP := $(COMPILED)/.built
 COMPILED_TEST_DIRS := $(addprefix tests/unit/,kv scheduler gateway lifecycle chaos sim plan observe) tests/contract
@@ -79,7 +80,7 @@ format: $(DEV_STAMP)  ## let ruff rewrite what it can
 test: $(DEV_STAMP)  ## everything that must pass before a change goes in (<= 10 minutes on 2 cores)
 	$(PYTEST) -m 'not full and not soak and not gpu' $(TEST_DIRS)
 
-test-full: $(DEV_STAMP) test-compiled  ## the long tests that `make test` leaves out, and the compiled form's (<= 40 minutes)
+test-full: $(DEV_STAMP) $(if $(C_COMPILER),test-compiled)  ## the long tests, and where there is a C compiler the compiled form's (<= 40 minutes)
 	$(PYTEST) -m 'full and not gpu' $(TEST_DIRS)
 
 # --target keeps it out of .venv, where the sources stay what is imported.
