@@ -83,13 +83,14 @@ test: $(DEV_STAMP)  ## everything that must pass before a change goes in (<= 10 
 test-full: $(DEV_STAMP) $(if $(C_COMPILER),test-compiled)  ## the long tests, and where there is a C compiler the compiled form's (<= 40 minutes)
 	$(PYTEST) -m 'full and not gpu' $(TEST_DIRS)
 
-# --target keeps it out of .venv, where the sources stay what is imported.
+# --target keeps it out of .venv, where the sources stay what is imported. What an earlier build left would be packed with it.
 $(COMPILED_STAMP): setup.py pyproject.toml $(shell find src/headstart -name '*.py') | $(DEV_STAMP)
-	rm -rf build
-	HEADSTART_COMPILE=1 $(PIP) install --quiet --no-build-isolation --no-deps --target $(COMPILED) .
+	rm -rf build/lib* build/temp* build/fresh
+	HEADSTART_COMPILE=1 $(PIP) install --quiet --no-build-isolation --no-deps --target build/fresh .
+	rm -rf $(COMPILED) && mv build/fresh $(COMPILED)
 	@touch $@
 
-compiled: $(COMPILED_STAMP)  ## control plane and simulator as machine code, for PYTHONPATH=build/compiled (3 minutes; needs a C compiler)
+compiled: $(COMPILED_STAMP)  ## control plane and simulator as machine code, in build/compiled, for PYTHONPATH (3 minutes; needs a C compiler)
 
 test-compiled: $(COMPILED_STAMP)  ## what the compiled form does, and that it is what the sources do
 	PYTHONPATH=$(COMPILED) $(PYTEST) -m 'not full and not soak and not gpu and not interpreted' $(COMPILED_TEST_DIRS)

@@ -16,16 +16,20 @@ COMPILED = {
     "sim": ("blank", "build", "client", "clock", "cost", "executor", "launcher", "leap", "network", "reading", "timeline", "unsaid", "watermarks", "worker", "world"),
 }  # fmt: skip
 """Package -> its compiled modules. Not those whose classes msgspec decodes: it would not know what is in their fields."""
-DECODED = {"limits"}
+LEFT_OUT = {"__init__", "limits"}
 
 
 def compiled() -> list[Extension]:
     from mypyc.build import mypycify
 
-    source = Path("src/headstart")
-    found = {path for part, names in COMPILED.items() for name in names for path in (source / part).glob(f"{name}.py")}
-    modules = sorted(str(path) for path in found if path.stem not in {"__init__"} | DECODED)
-    return mypycify(["--follow-imports=silent", *modules], opt_level="3", debug_level="0")
+    modules: list[Path] = []
+    for part, names in COMPILED.items():
+        for name in names:
+            found = sorted(Path("src/headstart", part).glob(f"{name}.py"))
+            if not found:
+                raise FileNotFoundError(f"there is no {part}/{name}.py to compile")
+            modules += (path for path in found if path.stem not in LEFT_OUT)
+    return mypycify(["--follow-imports=silent", *map(str, modules)], opt_level="3", debug_level="0")
 
 
 setup(ext_modules=compiled() if os.environ.get("HEADSTART_COMPILE") == "1" else [])

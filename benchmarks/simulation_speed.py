@@ -1,7 +1,7 @@
 """How fast clusters are simulated: requests per minute of one core, with jumps and without, and how the cost grows.
 
 python benchmarks/simulation_speed.py conversation_div8.jsonl --out bench-out/simulation-speed
-PYTHONPATH=build/compiled python benchmarks/simulation_speed.py conversation_div8.jsonl     (after make compiled)
+PYTHONPATH=$PWD/build/compiled python benchmarks/simulation_speed.py conversation_div8.jsonl     (after make compiled)
 """
 
 import argparse
