@@ -30,6 +30,8 @@ TINY_FLAGS = ("--load-format", "dummy", "--json-model-override-args", json.dumps
 """The demo model's tokenizer over random weights: steps of a few milliseconds."""
 PORTS = range(12_000, 32_000)
 """Below those that the kernel gives to outgoing connections, which would take one while its server is away."""
+PAIRS_FLAGS = (*TINY_FLAGS, "--dtype", "float32", "--local-prefill-tokens", "0", "--prefill", "2", "--decode", "2")
+"""In float32 a token's draw does not depend on its batch."""
 START_S = 180.0
 PATIENCE_S = 60.0
 """What takes a moment may take this long where other tests have the cores."""
@@ -228,3 +230,13 @@ class Cluster:
         status = self.process.wait(timeout=60)
         self.http.close()
         return status
+
+
+def running(directory: Path, *flags: str) -> Iterator[Cluster]:
+    """A cluster for as long as a fixture is used."""
+    cluster = Cluster(directory, *flags)
+    try:
+        cluster.wait_until_ready()
+        yield cluster
+    finally:
+        cluster.stop()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import TINY_FLAGS, Cluster
+from cluster import PAIRS_FLAGS, TINY_FLAGS, Cluster, running
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -14,29 +14,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("clusters"))
 
 
-def running(tmp_path_factory: pytest.TempPathFactory, name: str, *flags: str) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp(name), *flags)
-    try:
-        cluster.wait_until_ready()
-        yield cluster
-    finally:
-        cluster.stop()
-
-
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The demo model with default settings: short deltas are computed by the decode worker."""
-    yield from running(tmp_path_factory, "demo")
+    yield from running(tmp_path_factory.mktemp("demo"))
 
 
 @pytest.fixture(scope="session")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Random weights; every delta, however short, comes from the prefill worker."""
-    yield from running(tmp_path_factory, "remote", *TINY_FLAGS, "--local-prefill-tokens", "0")
+    yield from running(tmp_path_factory.mktemp("remote"), *TINY_FLAGS, "--local-prefill-tokens", "0")
 
 
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two prefill and two decode workers over random weights. In float32 a token's draw does not depend on its batch."""
-    flags = (*TINY_FLAGS, "--dtype", "float32", "--local-prefill-tokens", "0", "--prefill", "2", "--decode", "2")
-    yield from running(tmp_path_factory, "pairs", *flags)
+    """Two prefill and two decode workers over random weights."""
+    yield from running(tmp_path_factory.mktemp("pairs"), *PAIRS_FLAGS)

@@ -1,11 +1,12 @@
 """Decode workers die under streams of every kind, and each goes on with the bytes of an undisturbed run."""
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from random import Random
 
 import pytest
-from cluster import PATIENCE_S, START_S, Cluster, Worker, until
+from cluster import PAIRS_FLAGS, PATIENCE_S, START_S, Cluster, Worker, running, until
 from load import Ask, Heard, greedy, listen, some
 
 pytestmark = pytest.mark.full
@@ -24,6 +25,12 @@ KINDS = {
     "stop string, two choices": {"n": 2, "seed": 17, "stop": [], "presence_penalty": 0.3, **SAMPLED},
 }
 Streams = dict[str, Future[Heard]]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Of its own: a worker that others have killed before is started again after half a minute only."""
+    yield from running(tmp_path_factory.mktemp("mortals"), *PAIRS_FLAGS)
 
 
 @pytest.fixture(scope="module")
