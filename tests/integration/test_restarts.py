@@ -11,7 +11,7 @@ from threading import Event
 
 import httpx
 import pytest
-from cluster import TINY_FLAGS, Cluster, Worker, is_free, until
+from cluster import PATIENCE_S, TINY_FLAGS, Cluster, Worker, is_free, until
 from load import Ask, Heard, Load, Refused, conversations, greedy, listen, some
 
 pytestmark = pytest.mark.full
@@ -49,7 +49,7 @@ def start_endless(pool: ThreadPoolExecutor, cluster: Cluster) -> Future[Heard]:
     """A stream that will not end by itself, once it has brought something."""
     begun = Event()
     stream = pool.submit(listen, cluster, greedy(some(Random(70), 50), 7000), lambda heard: begun.set())
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE_S)
     return stream
 
 
@@ -65,9 +65,9 @@ def test_a_gateway_that_is_restarted_under_load_finds_its_workers_and_their_cach
         load.wait_for_answers(4)
         endless = start_endless(pool, by_hand)
         by_hand.process.send_signal(number)
-        by_hand.process.wait(timeout=30)
+        by_hand.process.wait(timeout=PATIENCE_S)
         with pytest.raises(BROKEN) as broken:
-            endless.result(timeout=30)
+            endless.result(timeout=PATIENCE_S)
         by_hand.start()
         by_hand.wait_until_ready()
         by_hand.wait_for_workers(1, 2)
@@ -77,7 +77,7 @@ def test_a_gateway_that_is_restarted_under_load_finds_its_workers_and_their_cach
     print(f"\n{number.name}: the long stream ended with {broken.value!r}; {len(errors)} refusals while it was away")
     assert not load.count.errors, "of requests that the new gateway took"
     assert load.count.damage == (0, 0, 0)
-    by_hand.wait_until_free(timeout_s=CANCELLED_WITHIN_S)
+    by_hand.wait_until_free()
     assert {name: process.pid for name, process in by_hand.joined.items() if process.poll() is None} == before
     assert all(now >= then > 0 for now, then in zip(hit_lengths(by_hand, deepest), found, strict=True))
 
@@ -89,7 +89,7 @@ def test_requests_of_a_gateway_that_does_not_come_back_are_cancelled_within_its_
         by_hand.process.kill()
         by_hand.process.wait()
         with pytest.raises(BROKEN):
-            endless.result(timeout=30)
+            endless.result(timeout=PATIENCE_S)
     time.sleep(CANCELLED_WITHIN_S)
     by_hand.start()
     by_hand.wait_until_ready()
@@ -119,7 +119,7 @@ def test_case_E6_a_worker_that_is_killed_and_restarted_ten_times_under_load_cost
         **survivors,
         name: by_hand.joined[name].pid,
     }
-    by_hand.wait_until_free(timeout_s=30)
+    by_hand.wait_until_free()
 
 
 def is_back(worker: Worker, former: int) -> bool:
@@ -149,8 +149,8 @@ def test_a_launcher_that_is_killed_under_load_leaves_no_process_and_no_port_and_
             load.wait_for_answers(4)
             os.kill(cluster.process.pid, signal.SIGKILL)
             cluster.process.wait()
-            until(lambda: not any(map(lives, children)), "the end of its children", 5)
-            until(lambda: is_free(cluster.port) and is_free(cluster.control_port), "the end of its sockets", 5)
+            until(lambda: not any(map(lives, children)), "the end of its children")
+            until(lambda: is_free(cluster.port) and is_free(cluster.control_port), "the end of its sockets")
             cluster.start()
             cluster.wait_until_ready()
             load.wait_for_rounds()
