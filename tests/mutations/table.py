@@ -19,14 +19,14 @@ MUTATIONS = (
     Mutation(
         "unlock: a released lease keeps its path pinned",
         "kv/cache.py",
-        "            self._tree.unpin(lease._end)\n            self._order.offer(lease._end)",
+        "            self._tree.unpin(end)\n            self._order.offer(end)",
         "            pass",
         ("tests/unit/kv/test_kv_lease.py",),
     ),
     Mutation(
         "fence: a page under a peer's write is nobody's",
         "kv/ledger.py",
-        "self._swap(index, _LEASE, _LEASE + _WRITER)",
+        "self._swap(index, _LEASE, _LEASE_WRITER)",
         "self._swap(index, _LEASE, _LEASE)",
         ("tests/unit/kv/test_kv_writers.py",),
     ),
