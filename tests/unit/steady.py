@@ -1,4 +1,4 @@
-"""An event loop on whose clock nobody is late because the machine was busy with something else."""
+"""How long to wait for what a busy machine may delay, and an event loop on whose clock nobody is late because of that."""
 
 import asyncio
 import selectors
@@ -8,6 +8,9 @@ from math import inf
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+PATIENCE_S = 60.0
+"""What should come at once may come so late, where other work has the cores."""
+PATIENCE_MS = int(1000 * PATIENCE_S)
 STEP_S = 0.02
 """The most that passes between two looks at the clock, beside what the loop meant to wait."""
 

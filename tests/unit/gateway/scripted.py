@@ -50,8 +50,6 @@ from .world import SPEC
 
 MODEL = "small"
 CONTEXT = 512
-PATIENCE_S = 60.0
-"""What should come at once may come late, on a busy machine."""
 STATS = RequestStats(cached_tokens=16, decode_prefix_len=16, bytes_moved=4096, miss_reason="diverged")
 
 

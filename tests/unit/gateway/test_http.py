@@ -8,8 +8,9 @@ import pytest
 from text.small import END, byte_level
 
 from headstart.core.errors import ErrorCode
+from tests.unit.steady import PATIENCE_S
 
-from .scripted import MODEL, PATIENCE_S, STATS, Script, ScriptedWorld, chat_body, completion_body, run, saying
+from .scripted import MODEL, STATS, Script, ScriptedWorld, chat_body, completion_body, run, saying
 
 
 def openai_client(http, key="none"):

@@ -10,8 +10,9 @@ import uvicorn
 from text.small import byte_level
 
 from headstart.gateway.state import HttpLimits
+from tests.unit.steady import PATIENCE_S
 
-from .scripted import PATIENCE_S, Script, ScriptedWorld, chat_body, run, saying
+from .scripted import Script, ScriptedWorld, chat_body, run, saying
 
 
 @asynccontextmanager

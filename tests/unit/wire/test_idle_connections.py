@@ -15,10 +15,9 @@ from headstart.core.request import ChoiceRef
 from headstart.wire.channels import FROM_WORKER, TO_WORKER
 from headstart.wire.limits import WireLimits
 from headstart.wire.sockets import Dealer, Router, Wiring
+from tests.unit.steady import PATIENCE_MS, PATIENCE_S
 
 LIMITS = WireLimits(heartbeat_s=0.3)
-PATIENCE_S = 60.0
-PATIENCE_MS = 60_000
 
 
 class Relay:

@@ -11,11 +11,10 @@ import pytest
 import uvicorn
 
 from headstart.worker.http_protocol import ConnectionLimits, ImpatientProtocol, connection_limits
-from tests.unit.steady import run_steadily
+from tests.unit.steady import PATIENCE_S, run_steadily
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 SHORT = ConnectionLimits(max_connections=50, head_timeout_s=0.2, read_timeout_s=0.2)
-PATIENCE_S = 60.0
 LARGE = b"x" * (16 << 20)  # more than the kernel takes off our hands
 
 

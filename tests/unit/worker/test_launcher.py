@@ -15,6 +15,7 @@ from headstart.core.messages import KillRequest, LauncherHello, WorkerExited, Wo
 from headstart.wire.channels import FROM_WORKER
 from headstart.wire.sockets import Router, Wiring
 from headstart.worker.exits import Exit
+from tests.unit.steady import PATIENCE_S
 
 LAUNCHER = """
 import os, sys, zmq
@@ -45,7 +46,6 @@ signal.signal(signal.SIGTERM, stop)
 note("started")
 while True: time.sleep(60)
 """
-PATIENCE_S = 60.0
 
 
 class Launch:

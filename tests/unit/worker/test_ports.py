@@ -10,15 +10,13 @@ from headstart.core.messages import Drain, Leave, WorkerRef
 from headstart.wire.channels import FROM_WORKER, TO_WORKER
 from headstart.wire.sockets import Dealer, Router
 from headstart.worker.ports import OpenWiring, control_url, new_cluster_key, open_wiring, peer_url
+from tests.unit.steady import PATIENCE_MS
 
 
 def member(directory: Path, name: str, key: str) -> OpenWiring:
     path = directory / name
     path.write_text(key)
     return open_wiring(ClusterSettings(cluster_key=str(path)))
-
-
-PATIENCE_MS = 60_000
 
 
 def reaches(server: OpenWiring, client: OpenWiring, within_ms: int) -> bool:
