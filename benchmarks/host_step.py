@@ -79,7 +79,7 @@ def submit(scheduler: Scheduler, args: argparse.Namespace) -> None:
 
 def answer(batch: Batch) -> BatchOutput:
     rows = [row for row in batch.rows if row.sample is not None]
-    return BatchOutput(batch.step_id, tuple(Sampled(row.row_id, (row.start * 7919 + 1) % 50_000) for row in rows))
+    return BatchOutput(batch.step_id, tuple(Sampled(row.row_id, ((row.start * 7919 + 1) % 50_000,)) for row in rows))
 
 
 def one_step(scheduler: Scheduler) -> tuple[int, dict[str, float]]:

@@ -4,6 +4,10 @@ A row is a run of consecutive tokens of one sequence. Decode rows have one token
 batch. KV of row tokens is written to `pages` before attention reads it, so page `p` of a row holds positions
 `[p * page_size, (p + 1) * page_size)`. Rows whose page tables start with the same page ids share that prefix: the
 attention plan reads it once.
+
+Several steps may be in flight. They run in the order of their launch, so the input of a decode row may be a token that
+an earlier one has yet to draw (`PendingToken`). A row may end in drafts: guessed tokens, which the executor accepts as
+far as it draws the same ones.
 """
 
 from typing import Protocol
@@ -15,26 +19,39 @@ from headstart.core.request import SamplingParams
 
 
 class SampleSpec(Struct, frozen=True, eq=False):
-    """How to draw a token from a row's last position."""
+    """How to draw from a row's last positions: output `output_index + j` at the j-th drawn position."""
 
     params: SamplingParams
     choice: int
-    output_index: int  # i of the pure function (seed, choice, i)
-    context: Int32Array  # [prompt_len + output_index]: every token before the one to draw
+    output_index: int  # i of the pure function (seed, choice, i, token)
+    context: Int32Array  # [prompt_len + output_index] every token before the first one to draw; [one less] if pending
     prompt_len: int  # the client's prompt, for penalties that count outputs only
     banned_ids: tuple[int, ...] = ()  # masked out: stop ids while min_new_tokens is not reached
     num_top_logprobs: int | None = None
 
 
+class PendingToken(Struct, frozen=True):
+    """The one token that row `row_id` of step `step_id`, which is still in flight, draws."""
+
+    step_id: int
+    row_id: int
+
+
 class Row(Struct, frozen=True, eq=False):
-    """`tokens` [num_new] of one sequence at positions [start, start + num_new)."""
+    """`num_new` tokens of one sequence at positions [start, start + num_new)."""
 
     row_id: int  # chosen by the scheduler; comes back in Sampled
-    tokens: Int32Array
+    tokens: Int32Array  # [num_new]; empty if the row's one token is pending
     start: int
     pages: Int32Array  # [>= ceil((start + num_new) / page_size)]
     sample: SampleSpec | None = None  # None: fill KV only
     namespace: bytes = b""  # of the sequence's KV: rows of different namespaces never read the same page
+    pending: PendingToken | None = None
+    num_drafts: int = 0  # of the last `tokens`: guesses. The row samples at the token before them and at each of them
+
+    @property
+    def num_new(self) -> int:
+        return len(self.tokens) if self.pending is None else 1
 
 
 class Batch(Struct, frozen=True, eq=False):
@@ -43,15 +60,20 @@ class Batch(Struct, frozen=True, eq=False):
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.tokens) for row in self.rows)
+        return sum(row.num_new for row in self.rows)
 
 
 class Sampled(Struct, frozen=True, eq=False):
+    """What a row drew: the drafts that were accepted and one token more, so 1 to `num_drafts` + 1 of them.
+
+    Token j is drawn from the logits behind token j - 1, exactly as without drafts. Only KV of accepted tokens counts.
+    """
+
     row_id: int
-    token_id: int
-    logprob: float | None = None  # natural log; only where logprobs were asked for
-    top_logprobs: tuple[tuple[int, float], ...] = ()
-    error: str | None = None  # this row alone failed (for example NaN logits); token_id is meaningless
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()  # [tokens] natural log; empty unless logprobs were asked for
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()  # [tokens] (token id, logprob), best first
+    error: str | None = None  # this row alone failed (for example NaN logits); it has no tokens
 
 
 class BatchOutput(Struct, frozen=True, eq=False):
@@ -63,14 +85,20 @@ class BatchOutput(Struct, frozen=True, eq=False):
 
 
 class Executor(Protocol):
-    """Runs batches on a device. One step is in flight at most; calls never block on it."""
+    """Runs batches on a device, in the order of their launch. Calls never block on the device."""
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Steps that may be launched and not yet polled: 1, or 2 where the next step is made while one runs."""
+        ...
 
     def launch(self, batch: Batch) -> None:
         """Start a step. The caller keeps every page of it allocated until `poll` hands out its output."""
         ...
 
     def poll(self) -> BatchOutput | None:
-        """The finished step's output, once; None while it runs. Raises WorkerError if the device failed."""
+        """The output of the oldest step in flight, once it has ended; else None. Raises WorkerError if the device
+        failed."""
         ...
 
     def close(self) -> None: ...

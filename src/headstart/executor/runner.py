@@ -87,6 +87,10 @@ class TorchExecutor:
         self._thread = threading.Thread(target=self._serve, name="executor", daemon=True)
         self._thread.start()
 
+    @property
+    def max_steps_in_flight(self) -> int:
+        return 1
+
     def launch(self, batch: Batch) -> None:
         if self._running:
             raise InvariantError(f"step {batch.step_id} launched while another is in flight")

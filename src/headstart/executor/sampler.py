@@ -63,12 +63,12 @@ def _sample_row(logits: torch.Tensor, task: SampleTask, argmax: int) -> Sampled:
             return _failed(task, "every token is banned")
         token_id = int(adjusted.argmax()) if greedy else _draw(adjusted, task.spec)
     if spec.num_top_logprobs is None:
-        return Sampled(task.row_id, token_id)
+        return Sampled(task.row_id, (token_id,))
     return _with_logprobs(logits, task, token_id, spec.num_top_logprobs)
 
 
 def _failed(task: SampleTask, message: str) -> Sampled:
-    return Sampled(task.row_id, 0, error=message)
+    return Sampled(task.row_id, (), error=message)
 
 
 def _is_adjusted(spec: SampleSpec) -> bool:
@@ -132,8 +132,8 @@ def _top_p_threshold(weights: NDArray[np.float64], top_p: float) -> float:
 
 def _with_logprobs(logits: torch.Tensor, task: SampleTask, token_id: int, num_top: int) -> Sampled:
     logprobs = torch.log_softmax(logits.float(), dim=-1)
-    top: tuple[tuple[int, float], ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
     if num_top:
         values, ids = logprobs.topk(min(num_top, logprobs.shape[0]))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return Sampled(task.row_id, token_id, logprob=float(logprobs[token_id]), top_logprobs=top)
+        top = (tuple(zip(ids.tolist(), values.tolist(), strict=True)),)
+    return Sampled(task.row_id, (token_id,), (float(logprobs[token_id]),), top)

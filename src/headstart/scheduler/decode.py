@@ -341,7 +341,7 @@ class DecodeScheduler:
         if part.num_new > 1 or not part.samples:
             self._note_prefill(choice, part.num_new - part.samples)
         if sampled is not None and part.samples:
-            sequence.append(sampled.token_id)
+            sequence.append(sampled.token_ids[0])
             if "first_token" not in choice.record.marks:
                 choice.record.mark("first_token", self._clock.now())
             self._desk.say(choice, sampled)

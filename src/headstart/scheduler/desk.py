@@ -125,9 +125,9 @@ class Desk:
         """Queue the token just appended for this step's message."""
         request, index = choice.request, choice.sequence.num_outputs - 1
         if request.num_top_logprobs is None:
-            delta = TokenDelta(request.ref, index, (sampled.token_id,))
+            delta = TokenDelta(request.ref, index, sampled.token_ids)
         else:
-            delta = TokenDelta(request.ref, index, (sampled.token_id,), *_logprobs(sampled))
+            delta = TokenDelta(request.ref, index, sampled.token_ids, *_logprobs(sampled))
         self._deltas[choice.gateway].append(delta)
 
     def finish(self, choice: Choice, stop: Stop) -> None:
@@ -175,10 +175,10 @@ class Desk:
 
 
 def _logprobs(sampled: Sampled) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
-    """Of one token: its own, where there is one, and the best, where there are some."""
-    own = () if sampled.logprob is None else (_sayable(sampled.logprob),)
-    best = tuple((token_id, _sayable(logprob)) for token_id, logprob in sampled.top_logprobs)
-    return own, (best,) if best else ()
+    """Of each token: its own, and the best if there are some."""
+    own = tuple(_sayable(logprob) for logprob in sampled.logprobs)
+    best = tuple(tuple((token_id, _sayable(logprob)) for token_id, logprob in top) for top in sampled.top_logprobs)
+    return own, best
 
 
 def _sayable(logprob: float) -> float:

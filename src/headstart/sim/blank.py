@@ -63,6 +63,10 @@ class BlankExecutor:
         self._num_skipped = 0
         self._launched_at = 0.0
 
+    @property
+    def max_steps_in_flight(self) -> int:
+        return 1
+
     def launch(self, batch: Batch) -> None:
         if self._batch is not None:
             raise InvariantError("a step is in flight")
@@ -97,5 +101,6 @@ class BlankExecutor:
     def _sample(self, row_id: int, spec: SampleSpec) -> Sampled:
         token = self.tape.sample(spec, spec.output_index + self._num_skipped)
         if spec.num_top_logprobs is None:
-            return Sampled(row_id, token)
-        return Sampled(row_id, token, -0.5, tuple((token + k, -1.0) for k in range(spec.num_top_logprobs)))
+            return Sampled(row_id, (token,))
+        top = tuple((token + k, -1.0) for k in range(spec.num_top_logprobs))
+        return Sampled(row_id, (token,), (-0.5,), (top,) if top else ())

@@ -51,6 +51,10 @@ class FakeExecutor:
         self.finish_at: float | None = None
         self.num_steps = 0
 
+    @property
+    def max_steps_in_flight(self) -> int:
+        return 1
+
     def launch(self, batch: Batch) -> None:
         assert self._batch is None, "a step is in flight"
         self._batch, self._launched_at = batch, self._clock.now()
@@ -122,5 +126,7 @@ class FakeExecutor:
         context = spec.context.astype("<i4", copy=False).tobytes()
         assert context == work.after.tokens, "a row's KV is not that of the context it samples for"
         token = next_token(work.after.last, spec, self._model.vocab_size)
-        top = () if spec.num_top_logprobs is None else tuple((token + k, -1.0) for k in range(spec.num_top_logprobs))
-        return Sampled(work.row.row_id, token, None if spec.num_top_logprobs is None else -0.5, top)
+        if spec.num_top_logprobs is None:
+            return Sampled(work.row.row_id, (token,))
+        top = tuple((token + k, -1.0) for k in range(spec.num_top_logprobs))
+        return Sampled(work.row.row_id, (token,), (-0.5,), (top,) if top else ())

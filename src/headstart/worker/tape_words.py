@@ -50,7 +50,7 @@ def describe_input(noted: Input) -> str:
         case Submitted(frame):
             return f"submit {_short(submit_in(frame).request)}"
         case StepEnded(output):
-            sampled = {sample.row_id: sample.token_id for sample in output.sampled}
+            sampled = {sample.row_id: sample.token_ids for sample in output.sampled}
             return f"step {output.step_id} ended, row: token {sampled}"
         case Asked(what):
             return what

@@ -23,7 +23,7 @@ def task(row_id: int = 0, index: int = 0, choice: int = 0, context=EMPTY, prompt
 
 def drawn(row: torch.Tensor, count: int = 300, **kwargs) -> np.ndarray:
     tasks = [task(i, index=i, seed=5, **kwargs) for i in range(count)]
-    return np.array([one.token_id for one in sample(row.expand(count, -1), tasks)])
+    return np.array([one.token_ids[0] for one in sample(row.expand(count, -1), tasks)])
 
 
 def test_random_numbers_depend_on_seed_choice_and_index_alone() -> None:
@@ -48,7 +48,7 @@ def test_what_is_drawn_survives_another_rounding_of_flat_logits() -> None:
     rows = torch.from_numpy(rng.normal(0, 1, (200, 8000)).astype(np.float32))
     tasks = [task(i, index=i, seed=3) for i in range(200)]
     before, after = sample(rows, tasks), sample(rows.bfloat16(), tasks)
-    assert sum(one.token_id != other.token_id for one, other in zip(before, after, strict=True)) <= 4
+    assert sum(one.token_ids[0] != other.token_ids[0] for one, other in zip(before, after, strict=True)) <= 4
 
 
 def test_a_row_draws_the_same_whatever_shares_its_batch() -> None:
@@ -56,7 +56,7 @@ def test_a_row_draws_the_same_whatever_shares_its_batch() -> None:
     alone = [sample(rows[i : i + 1], [task(i, index=i, seed=i)])[0] for i in range(5)]
     order = [3, 0, 4, 1, 2]
     together = sample(rows[order], [task(i, index=i, seed=i) for i in order])
-    assert {one.row_id: one.token_id for one in together} == {one.row_id: one.token_id for one in alone}
+    assert {one.row_id: one.token_ids[0] for one in together} == {one.row_id: one.token_ids[0] for one in alone}
 
 
 def test_tokens_come_in_proportion_to_their_probability() -> None:
@@ -97,35 +97,35 @@ def test_min_p_is_relative_to_the_most_likely() -> None:
 def test_presence_and_frequency_count_outputs_only() -> None:
     row = torch.tensor([[2.0, 1.9, 1.0, 0.0]])
     greedy = {"temperature": 0.0, "context": int32_array([0, 1, 1]), "prompt_len": 1}
-    assert sample(row, [task(presence_penalty=0.5, **greedy)])[0].token_id == 0
-    assert sample(row, [task(presence_penalty=-0.5, **greedy)])[0].token_id == 1
-    assert sample(row, [task(frequency_penalty=-0.06, **greedy)])[0].token_id == 1
-    assert sample(row, [task(frequency_penalty=-0.04, **greedy)])[0].token_id == 0
+    assert sample(row, [task(presence_penalty=0.5, **greedy)])[0].token_ids[0] == 0
+    assert sample(row, [task(presence_penalty=-0.5, **greedy)])[0].token_ids[0] == 1
+    assert sample(row, [task(frequency_penalty=-0.06, **greedy)])[0].token_ids[0] == 1
+    assert sample(row, [task(frequency_penalty=-0.04, **greedy)])[0].token_ids[0] == 0
 
 
 def test_repetition_counts_the_prompt_too() -> None:
     row = torch.tensor([[2.0, 1.9, -0.5, -0.6]])
     greedy = {"temperature": 0.0, "prompt_len": 2}
-    assert sample(row, [task(repetition_penalty=1.2, context=int32_array([0, 2]), **greedy)])[0].token_id == 1
+    assert sample(row, [task(repetition_penalty=1.2, context=int32_array([0, 2]), **greedy)])[0].token_ids[0] == 1
     below = torch.tensor([[-5.0, -5.0, -0.5, -0.6]])
-    assert sample(below, [task(repetition_penalty=1.5, context=int32_array([0, 2]), **greedy)])[0].token_id == 3
+    assert sample(below, [task(repetition_penalty=1.5, context=int32_array([0, 2]), **greedy)])[0].token_ids[0] == 3
 
 
 def test_bias_and_bans_move_the_argmax() -> None:
     row = torch.tensor([[2.0, 1.9, 1.0, 0.0]])
-    assert sample(row, [task(temperature=0.0, logit_bias={3: 5.0})])[0].token_id == 3
-    assert sample(row, [task(temperature=0.0, banned_ids=(0, 1))])[0].token_id == 2
+    assert sample(row, [task(temperature=0.0, logit_bias={3: 5.0})])[0].token_ids[0] == 3
+    assert sample(row, [task(temperature=0.0, banned_ids=(0, 1))])[0].token_ids[0] == 2
 
 
 def test_logprobs_are_the_models_own() -> None:
     row = logits(6)
     expected = torch.log_softmax(row[0], 0)
     one = sample(row, [task(temperature=0.0, logit_bias={7: 100.0}, num_top_logprobs=4)])[0]
-    assert one.token_id == 7
-    assert one.logprob == pytest.approx(float(expected[7]), abs=1e-6)
-    assert [token for token, _ in one.top_logprobs] == expected.topk(4).indices.tolist()
+    assert one.token_ids[0] == 7
+    assert one.logprobs[0] == pytest.approx(float(expected[7]), abs=1e-6)
+    assert [token for token, _ in one.top_logprobs[0]] == expected.topk(4).indices.tolist()
     assert sample(row, [task(num_top_logprobs=0)])[0].top_logprobs == ()
-    assert sample(row, [task()])[0].logprob is None
+    assert sample(row, [task()])[0].logprobs == ()
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
@@ -134,7 +134,7 @@ def test_a_broken_row_fails_alone(poison: float) -> None:
     rows[1, 5] = poison
     results = sample(rows, [task(i, temperature=0.0) for i in range(3)])
     assert [one.error is None for one in results] == [True, False, True]
-    assert results[2].token_id == int(rows[2].argmax())
+    assert results[2].token_ids[0] == int(rows[2].argmax())
 
 
 def test_a_row_with_nothing_left_or_an_unknown_token_fails_alone() -> None:

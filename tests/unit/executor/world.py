@@ -118,10 +118,10 @@ class World:
         sequence.num_computed += len(row.tokens)
         if sampled is not None:
             assert sampled.error is None
-            sequence.tokens.append(sampled.token_id)
+            sequence.tokens.append(sampled.token_ids[0])
             if sampled.top_logprobs:
-                dense = np.empty(len(sampled.top_logprobs))
-                for token, logprob in sampled.top_logprobs:
+                dense = np.empty(len(sampled.top_logprobs[0]))
+                for token, logprob in sampled.top_logprobs[0]:
                     dense[token] = logprob
                 sequence.logprobs.append(dense)
 

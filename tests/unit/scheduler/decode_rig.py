@@ -207,7 +207,7 @@ class Rig:
         said = self.model(row)
         if isinstance(said, Sampled):
             return structs.replace(said, row_id=row.row_id)
-        return Sampled(row.row_id, 0, error=said) if isinstance(said, str) else Sampled(row.row_id, said)
+        return Sampled(row.row_id, (), error=said) if isinstance(said, str) else Sampled(row.row_id, (said,))
 
     # ---- the gateway -------------------------------------------------------------------------------------------------
 

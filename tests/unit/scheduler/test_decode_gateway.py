@@ -213,7 +213,7 @@ def test_a_cancel_and_its_submit_in_one_pass_leave_nothing():
 def test_a_token_without_probability_is_said_with_the_floor_and_not_as_a_number_that_does_not_travel():
     rig = Rig(local_prefill_tokens=100)
     nothing = float("-inf")
-    rig.model = lambda row: Sampled(0, 5, nothing, ((7, -0.5), (8, nothing), (9, float("nan"))))
+    rig.model = lambda row: Sampled(0, (5,), (nothing,), (((7, -0.5), (8, nothing), (9, float("nan"))),))
     rig.submit("a", range(10), 1, num_top_logprobs=3)
     rig.run()
     ((delta,),) = [tokens.deltas for tokens in rig.said(Tokens)]

@@ -27,7 +27,7 @@ class Device:
         self.clock.advance_to(self.clock.now() + 0.01)
         output = self.executor.poll()
         assert output is not None
-        return [sampled.token_id for sampled in output.sampled]
+        return [sampled.token_ids[0] for sampled in output.sampled]
 
 
 def row(start: int, end: int, pages: tuple[int, ...] | None = None, namespace: bytes = b"") -> Row:
