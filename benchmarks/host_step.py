@@ -25,8 +25,8 @@ from headstart.core.clock import MonotonicClock
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec, cache_namespace
 from headstart.core.messages import Message, Submit, WorkerRef
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
-from headstart.scheduler.contract import Scheduler
 from headstart.scheduler.limits import DecodeLimits
+from headstart.scheduler.protocol import Scheduler
 from headstart.transfer.digest import HostDigests
 from headstart.worker.recording import record_scheduler
 from headstart.worker.schedulers import DecodeSpec, SchedulerPorts, make_scheduler

@@ -22,7 +22,7 @@ from transfer_rate import open_pool
 
 from headstart.core.arrays import Int32Array, int32_array
 from headstart.core.messages import ChunkNotice, TicketRef, WorkerRef, decode_notice, encode_notice
-from headstart.scheduler.seals import seal
+from headstart.scheduler.checksums import seal
 from headstart.transfer.contract import Completed, Notice
 from headstart.transfer.digest import HostDigests
 

@@ -17,8 +17,8 @@ SIMULATE = split(
     "--output-file"
 )
 NATIVE = """
-import headstart.kv.ledger, headstart.scheduler.decode, headstart.gateway.dispatch, headstart.sim.world
-for module in (headstart.kv.ledger, headstart.scheduler.decode, headstart.gateway.dispatch, headstart.sim.world):
+import headstart.kv.ledger, headstart.scheduler.decode.scheduler, headstart.gateway.dispatch, headstart.sim.world
+for module in (headstart.kv.ledger, headstart.scheduler.decode.scheduler, headstart.gateway.dispatch, headstart.sim.world):
     print(module.__file__.endswith(".so"))
 """
 STRUCTS = """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headstart.core.arrays import int32_array
-from headstart.scheduler.seals import seal
+from headstart.scheduler.checksums import seal
 from headstart.transfer.contract import Completed, Notice
 from headstart.transfer.digest import HostDigests
 from tests.contract.members import Cluster, Loopback, Member, Nixl, connect, write

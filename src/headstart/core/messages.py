@@ -196,7 +196,7 @@ class ChunkNotice(Message, frozen=True):
     """Arrives with the data, over the transport: pages [first, first + count) of the ticket's `dst_pages` are written.
 
     `prefix_len` as in PrefillDone, so that a request which finishes before Done arrives knows what it cost. `seals` are
-    `count` of 8 bytes each (`scheduler.seals`) where the call asked for them."""
+    `count` of 8 bytes each (`scheduler.checksums`) where the call asked for them."""
 
     writer: WorkerRef
     ref: TicketRef

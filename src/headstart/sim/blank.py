@@ -30,7 +30,7 @@ class Tape:
         self._each_id = array("i", ids.tobytes())  # one is read off faster here than there
 
     def read(self, request: Request, first: int, count: int) -> Int32Array:
-        """Outputs [first, first + count) where no id is banned. Satisfies `scheduler.steps.Draw`."""
+        """Outputs [first, first + count) where no id is banned. Satisfies `scheduler.decode.batching.Draw`."""
         start = self._place(request.sampling.seed, request.ref.choice, first)
         if count > TAPE_LEN:
             return np.resize(self._ids[start : start + TAPE_LEN], count)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headstart.core.layout import PoolRegion
 from headstart.core.messages import Join, Message, Prefill, WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.contract import Send
+from headstart.scheduler.protocol import Send
 from headstart.sim.blank import BlankExecutor, Tape
 from headstart.sim.clock import VirtualClock
 from headstart.sim.executor import FakeExecutor, Model

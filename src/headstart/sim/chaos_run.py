@@ -19,8 +19,8 @@ from headstart.core.errors import ErrorCode
 from headstart.core.messages import Join, KillRequest, LauncherHello, Message, TicketRef, WorkerExited, WorkerRef
 from headstart.core.request import ChoiceRef, Request, StopCriteria
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.calls import Phase
-from headstart.scheduler.decode import DecodeScheduler
+from headstart.scheduler.decode.remote_prefill import Phase
+from headstart.scheduler.decode.scheduler import DecodeScheduler
 from headstart.sim.build import MakeCache, OpenTape
 from headstart.sim.chaos_plan import (
     CONTEXT_LEN,

@@ -11,8 +11,8 @@ time of a pass belongs to the pass, which takes messages first. `unsaid` says wh
 from bisect import bisect_left
 from itertools import islice
 
-from headstart.scheduler.decode import DecodeScheduler
-from headstart.scheduler.gateways import OWN_STALL_S
+from headstart.scheduler.decode.gateway_liveness import OWN_STALL_S
+from headstart.scheduler.decode.scheduler import DecodeScheduler
 from headstart.sim.blank import BlankExecutor
 from headstart.sim.clock import NEVER
 from headstart.sim.unsaid import Unsaid

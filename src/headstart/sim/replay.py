@@ -14,7 +14,7 @@ from headstart.core.arrays import Int32Array
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Failed, Finished, Flushed, Message, TokenDelta, Tokens
 from headstart.gateway.entrance import Entrance
-from headstart.scheduler.contract import Scheduler
+from headstart.scheduler.protocol import Scheduler
 from headstart.transfer.contract import TransferError, TransferEvent
 from headstart.worker.recording import FLUSH_CLIENT, counted, make_dispatcher
 from headstart.worker.schedulers import SchedulerPorts, make_scheduler

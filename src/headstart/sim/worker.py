@@ -11,9 +11,9 @@ from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
 from headstart.core.messages import Heartbeat, Join, Membership, Message, PrefillDone, Submit, WorkerLoad, WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.contract import Scheduler
-from headstart.scheduler.decode import DecodeScheduler
-from headstart.scheduler.prefill import PrefillScheduler
+from headstart.scheduler.decode.scheduler import DecodeScheduler
+from headstart.scheduler.prefill.scheduler import PrefillScheduler
+from headstart.scheduler.protocol import Scheduler
 from headstart.sim.blank import BlankExecutor
 from headstart.sim.clock import NEVER
 from headstart.sim.executor import FakeExecutor

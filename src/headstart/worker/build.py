@@ -41,7 +41,7 @@ from headstart.executor.build import (
 from headstart.executor.runner import TorchExecutor
 from headstart.model.info import ModelInfo, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, resolve_model, weight_files
-from headstart.scheduler.contract import Scheduler, Send
+from headstart.scheduler.protocol import Scheduler, Send
 from headstart.transfer.contract import Transport
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.nixl import NixlTransport

@@ -2,7 +2,7 @@
 
     running ──drain asked, or the scheduler gives up──► draining ──nothing unfinished, or out of time──► ended
 
-One pass is the pass of `scheduler.contract`. Between passes the loop sleeps in `Inbox.wait` until a message comes, the
+One pass is the pass of `scheduler.protocol`. Between passes the loop sleeps in `Inbox.wait` until a message comes, the
 executor finishes, the scheduler's next deadline, or `POLL_S` while transfers are open: a transport has nothing to
 wait on.
 """
@@ -14,7 +14,7 @@ from typing import Protocol
 from headstart.core.batch import Executor
 from headstart.core.clock import Clock
 from headstart.core.messages import Drain, Message, WorkerLoad
-from headstart.scheduler.contract import Scheduler
+from headstart.scheduler.protocol import Scheduler
 from headstart.transfer.contract import Transport
 
 POLL_S = 0.001

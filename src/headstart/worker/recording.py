@@ -20,7 +20,7 @@ from headstart.gateway.choice import Sink
 from headstart.gateway.dispatch import Dispatcher
 from headstart.gateway.flush import FlushDone
 from headstart.gateway.policy import POLICIES, MakePolicy
-from headstart.scheduler.contract import Scheduler, Send
+from headstart.scheduler.protocol import Scheduler, Send
 from headstart.transfer.contract import PageDigests, TransferError, TransferEvent, Transport
 from headstart.worker.schedulers import SchedulerPorts, SchedulerSpec, make_scheduler
 from headstart.worker.tape import (
@@ -133,7 +133,7 @@ def recorded_ports(ports: SchedulerPorts, recorder: Recorder) -> SchedulerPorts:
 
 @dataclass(frozen=True, slots=True)
 class RecordedScheduler:
-    """Satisfies `scheduler.contract.Scheduler`."""
+    """Satisfies `scheduler.protocol.Scheduler`."""
 
     inner: Scheduler
     recorder: Recorder

@@ -11,10 +11,10 @@ from headstart.core.clock import Clock
 from headstart.core.identity import KVSpec
 from headstart.core.messages import WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.contract import Scheduler, Send
-from headstart.scheduler.decode import DecodePorts, DecodeScheduler
+from headstart.scheduler.decode.scheduler import DecodePorts, DecodeScheduler
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
-from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
+from headstart.scheduler.prefill.scheduler import PrefillPorts, PrefillScheduler
+from headstart.scheduler.protocol import Scheduler, Send
 from headstart.transfer.contract import PageDigests, Transport
 from headstart.worker.uncached import UncachedScheduler
 

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from headstart.core.batch import Batch, BatchOutput
 from headstart.core.messages import Message, Submit, WorkerLoad
-from headstart.scheduler.contract import Scheduler
+from headstart.scheduler.protocol import Scheduler
 from headstart.transfer.contract import TransferEvent
 
 

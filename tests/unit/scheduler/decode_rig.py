@@ -39,9 +39,9 @@ from headstart.core.messages import (
 )
 from headstart.core.request import ChoiceRef, Request, RequestStats, SamplingParams, StopCriteria
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.decode import DecodePorts, DecodeScheduler
+from headstart.scheduler.checksums import seal
+from headstart.scheduler.decode.scheduler import DecodePorts, DecodeScheduler
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.seals import seal
 from headstart.transfer.contract import Notice
 from headstart.transfer.digest import HostDigests
 

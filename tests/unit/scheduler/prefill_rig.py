@@ -20,7 +20,7 @@ from headstart.core.messages import (
 )
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.limits import PrefillLimits
-from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
+from headstart.scheduler.prefill.scheduler import PrefillPorts, PrefillScheduler
 from headstart.sim.clock import VirtualClock
 from headstart.sim.cost import linear_cost
 from headstart.sim.executor import FakeExecutor, Model

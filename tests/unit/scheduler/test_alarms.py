@@ -1,26 +1,28 @@
-"""Alarms of choices: each rings once, ended choices' are forgotten in time."""
+"""Deadlines of choices: each rings once, ended choices' are forgotten in time."""
 
 from random import Random
 
 from headstart.core.arrays import int32_array
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
 from headstart.core.sequence import Sequence
-from headstart.scheduler.alarms import Alarms
-from headstart.scheduler.entries import Choice
-from headstart.scheduler.record import Record
+from headstart.scheduler.decode.deadlines import Deadlines
+from headstart.scheduler.decode.metrics import RequestMetrics
+from headstart.scheduler.decode.states import Choice
 
 
 class World:
     def __init__(self) -> None:
         self.open: dict[ChoiceRef, Choice] = {}
-        self.alarms = Alarms(self.open.get)
+        self.alarms = Deadlines(self.open.get)
         self.num_choices = 0
 
     def begin(self, name: str = "") -> Choice:
         self.num_choices += 1
         ref, prompt = ChoiceRef(name or f"r{self.num_choices}"), int32_array([1])
         request = Request(ref, prompt, SamplingParams(), StopCriteria(1), b"", 600.0)
-        choice = Choice(request, "gateway", (), self.num_choices, Sequence(prompt, prompt[:0]), 600.0, Record(0.0))
+        choice = Choice(
+            request, "gateway", (), self.num_choices, Sequence(prompt, prompt[:0]), 600.0, RequestMetrics(0.0)
+        )
         self.open[ref] = choice
         return choice
 

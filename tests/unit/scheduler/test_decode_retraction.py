@@ -5,7 +5,7 @@ from decode_rig import P0, P1, Rig
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import TicketClosed
-from headstart.scheduler.record import Record
+from headstart.scheduler.decode.metrics import RequestMetrics
 
 
 def expected(start: int, count: int) -> list[int]:
@@ -167,7 +167,7 @@ def test_g2_outputs_much_longer_than_guessed_all_finish(reserve: int):
 
 
 def test_what_is_computed_again_after_a_retraction_is_no_cost_of_the_prompt():
-    record = Record(accepted_at=0.0)
+    record = RequestMetrics(accepted_at=0.0)
     record.mark("admitted", 0.0)
     record.add_computed(10)
     record.mark("first_token", 1.0)

@@ -1,10 +1,10 @@
-"""Gateways of which nothing is heard."""
+"""GatewayLiveness of which nothing is heard."""
 
-from headstart.scheduler.gateways import OWN_STALL_S, Gateways
+from headstart.scheduler.decode.gateway_liveness import OWN_STALL_S, GatewayLiveness
 
 
 def test_a_gateway_is_given_up_once_when_it_has_been_silent_for_long_enough():
-    gateways = Gateways(5.0, 0.0)
+    gateways = GatewayLiveness(5.0, 0.0)
     assert gateways.silent_at == float("inf")
     gateways.heard("a", 0.0)
     gateways.heard("b", 0.5)
@@ -20,7 +20,7 @@ def test_a_gateway_is_given_up_once_when_it_has_been_silent_for_long_enough():
 
 
 def test_a_time_in_which_the_worker_stood_still_is_nobodys_silence():
-    gateways = Gateways(5.0, 0.0)
+    gateways = GatewayLiveness(5.0, 0.0)
     gateways.heard("a", 0.0)
     stood_still = OWN_STALL_S + 10.0
     assert gateways.look(stood_still) == []
@@ -28,7 +28,7 @@ def test_a_time_in_which_the_worker_stood_still_is_nobodys_silence():
 
 
 def test_looks_that_were_skipped_are_no_stall():
-    gateways = Gateways(5.0, 0.0)
+    gateways = GatewayLiveness(5.0, 0.0)
     gateways.heard("a", 0.0)
     gateways.skip_looks(4.5)
     assert gateways.look(5.0) == [("a", 5.0)]

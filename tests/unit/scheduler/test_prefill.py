@@ -22,7 +22,7 @@ from headstart.core.messages import (
     WorkerExited,
     WorkerRef,
 )
-from headstart.scheduler.seals import seal
+from headstart.scheduler.checksums import seal
 from headstart.transfer.contract import Completed, Notice, PeerLost
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import Fate, judge_nth

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headstart.core.arrays import int32_array
-from headstart.scheduler.seals import SEAL_BYTES, seal
+from headstart.scheduler.checksums import SEAL_BYTES, seal
 from headstart.transfer.digest import HostDigests
 
 PAGE_SIZE, PAGE_BYTES, NUM_PAGES = 4, 96, 8

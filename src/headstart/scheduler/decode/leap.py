@@ -14,12 +14,12 @@ import numpy as np
 
 from headstart.core.errors import InvariantError
 from headstart.core.layout import pages_for
-from headstart.scheduler.board import Board
-from headstart.scheduler.entries import Choice, Running
-from headstart.scheduler.steps import Draw, Launched, Owed, Part
+from headstart.scheduler.decode.batching import Draw, InflightStep, Owed, ScheduledRow
+from headstart.scheduler.decode.queues import DecodeQueues
+from headstart.scheduler.decode.states import Choice, Running
 
 
-def num_free_steps(board: Board, row_steps: int) -> int:
+def num_free_steps(board: DecodeQueues, row_steps: int) -> int:
     """How many steps are free, from the launched one on, if nothing happens meanwhile that a pass would see. `row_steps`
     is what `num_row_steps` said, less what was taken since."""
     launched = board.launched
@@ -32,7 +32,7 @@ def num_free_steps(board: Board, row_steps: int) -> int:
     return _with_pages(board, launched, row_steps)
 
 
-def num_row_steps(board: Board, draw: Draw) -> int:
+def num_row_steps(board: DecodeQueues, draw: Draw) -> int:
     """The same as far as the launched rows tell, pages and all that is not a row apart; notes how far the pages they have
     reach. 0 where outputs are owed; stays right while the rows run, but for the steps that are taken."""
     launched, num_steps, room = board.launched, maxsize, maxsize
@@ -53,7 +53,7 @@ def num_row_steps(board: Board, draw: Draw) -> int:
     return max(0, num_steps)
 
 
-def leap(board: Board, num_steps: int, draw: Draw, first_end: float) -> None:
+def leap(board: DecodeQueues, num_steps: int, draw: Draw, first_end: float) -> None:
     """Apply the launched step, which ends at `first_end`, and those after it: `num_steps` free ones in all. The rows owe
     their outputs from now on."""
     launched = board.launched
@@ -68,7 +68,7 @@ def leap(board: Board, num_steps: int, draw: Draw, first_end: float) -> None:
     board.counters["output_tokens"] += num_steps * len(launched.parts)
 
 
-def _take_pages(board: Board, launched: Launched, num_steps: int) -> None:
+def _take_pages(board: DecodeQueues, launched: InflightStep, num_steps: int) -> None:
     """For the steps up to the one after the next `num_steps`, in the order in which passes would."""
     stop, size = launched.num_owed + num_steps + 1, board.page_size
     crossings: dict[int, list[Running]] = defaultdict(list)  # step -> entries that need a page for the one after it
@@ -96,7 +96,7 @@ def _before_stop(choice: Choice, num_steps: int, draw: Draw) -> int:
     return int(stops.argmax()) if stops.any() else num_steps
 
 
-def _with_pages(board: Board, launched: Launched, num_steps: int) -> int:
+def _with_pages(board: DecodeQueues, launched: InflightStep, num_steps: int) -> int:
     """The most of `num_steps` steps for which there are pages without a retraction."""
     parts, available = launched.parts, board.cache.num_available()
     if len(parts) * (num_steps // board.page_size + 1) <= available:
@@ -111,7 +111,7 @@ def _with_pages(board: Board, launched: Launched, num_steps: int) -> int:
     return low
 
 
-def _pages_taken(board: Board, parts: list[Part], num_steps: int) -> int:
+def _pages_taken(board: DecodeQueues, parts: list[ScheduledRow], num_steps: int) -> int:
     size, num_pages = board.page_size, 0
     for part in parts:
         lease = part.entry.lease

@@ -8,19 +8,19 @@ running one, never the oldest. A choice that is alone and still finds no page fa
 from headstart.core.errors import ErrorCode
 from headstart.core.layout import pages_for
 from headstart.kv.cache import PageLease
-from headstart.scheduler.board import Board
-from headstart.scheduler.desk import Desk
-from headstart.scheduler.entries import Running
-from headstart.scheduler.retract import running_victim, youngest_preparing, youngest_ready
-from headstart.scheduler.steps import Part
+from headstart.scheduler.decode.batching import ScheduledRow
+from headstart.scheduler.decode.gateway_port import GatewayPort
+from headstart.scheduler.decode.queues import DecodeQueues
+from headstart.scheduler.decode.states import Running
+from headstart.scheduler.decode.victims import running_victim, youngest_preparing, youngest_ready
 
 
-class Growth:
-    def __init__(self, board: Board, desk: Desk) -> None:
+class Preemption:
+    def __init__(self, board: DecodeQueues, desk: GatewayPort) -> None:
         self._board = board
         self._desk = desk
 
-    def keep(self, parts: list[Part]) -> list[Part]:
+    def keep(self, parts: list[ScheduledRow]) -> list[ScheduledRow]:
         """Those of `parts`, oldest first, whose entries still run and have pages for what they compute."""
         wanted = self._wanted(parts)
         if not wanted:
@@ -28,7 +28,7 @@ class Growth:
         self._board.cache.make_room(sum([lacks for _, lacks in wanted]), wanted)
         lacking = dict(wanted)
         num_sitting = 0
-        kept: list[Part] = []
+        kept: list[ScheduledRow] = []
         for part in parts:
             if not self._runs(part.entry):
                 continue  # it gave way to an older one
@@ -64,7 +64,7 @@ class Growth:
                 return False
         return True
 
-    def _wanted(self, parts: list[Part]) -> list[tuple[PageLease, int]]:
+    def _wanted(self, parts: list[ScheduledRow]) -> list[tuple[PageLease, int]]:
         """The leases with too few pages for what `parts` compute, and how many they lack."""
         size = self._board.page_size
         wanted: list[tuple[PageLease, int]] = []

@@ -31,15 +31,15 @@ from headstart.core.messages import (
     WorkerRef,
 )
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.contract import Send
 from headstart.scheduler.limits import PrefillLimits
-from headstart.scheduler.prefill_calls import Call, CallKey, Chunk, Ending, Run
-from headstart.scheduler.prefill_faults import fault_in
-from headstart.scheduler.prefill_kills import KillRequests
-from headstart.scheduler.prefill_peers import PrefillPeers
-from headstart.scheduler.prefill_queue import PrefillQueue
-from headstart.scheduler.prefill_share import share_out
-from headstart.scheduler.prefill_writes import OpenWrites
+from headstart.scheduler.prefill.batching import share_out
+from headstart.scheduler.prefill.decode_workers import DecodeWorkers
+from headstart.scheduler.prefill.queue import PrefillQueue
+from headstart.scheduler.prefill.sender import Sender
+from headstart.scheduler.prefill.states import Call, CallKey, Chunk, Ending, Run
+from headstart.scheduler.prefill.stuck_peers import StuckPeers
+from headstart.scheduler.prefill.validation import fault_in
+from headstart.scheduler.protocol import Send
 from headstart.transfer.contract import (
     Completed,
     PageDigests,
@@ -62,7 +62,7 @@ class PrefillPorts:
 
 
 class PrefillScheduler:
-    """Satisfies `scheduler.contract.Scheduler`."""
+    """Satisfies `scheduler.protocol.Scheduler`."""
 
     def __init__(
         self, worker: WorkerRef, kv_spec: KVSpec, limits: PrefillLimits, cache: PrefixCache, ports: PrefillPorts
@@ -71,9 +71,9 @@ class PrefillScheduler:
         self._page_size = kv_spec.page_size
         self._cache = cache
         self._ports = ports
-        self._peers = PrefillPeers(worker, kv_spec, limits, ports.transport)
-        self._writes = OpenWrites(worker, kv_spec.page_size, cache, ports.transport, ports.digests)
-        self._kills = KillRequests(cache.num_pages, limits.kill_after_s, self._writes, self._peers)
+        self._peers = DecodeWorkers(worker, kv_spec, limits, ports.transport)
+        self._writes = Sender(worker, kv_spec.page_size, cache, ports.transport, ports.digests)
+        self._kills = StuckPeers(cache.num_pages, limits.kill_after_s, self._writes, self._peers)
         self._waiting = PrefillQueue(limits)
         self._runs: dict[CallKey, Run] = {}
         self._step_id = 0

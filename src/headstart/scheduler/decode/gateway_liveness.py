@@ -6,7 +6,7 @@ OWN_STALL_S = 1.0
 """A time in which this worker itself stood still for longer is no silence of theirs."""
 
 
-class Gateways:
+class GatewayLiveness:
     """Those that this worker has heard of, and may hold choices of."""
 
     def __init__(self, silence_s: float, now: float) -> None:

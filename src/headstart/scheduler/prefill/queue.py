@@ -6,10 +6,10 @@ Who finds no room in the next step is passed by shorter ones; who finds no pages
 import sys
 from collections.abc import Callable, Iterator, Mapping
 
-from headstart.scheduler.admission import MAX_OVERTAKEN
+from headstart.scheduler.decode.waiting import MAX_OVERTAKEN
 from headstart.scheduler.limits import PrefillLimits
-from headstart.scheduler.prefill_calls import Call, CallKey, Run
-from headstart.scheduler.prefill_share import has_room
+from headstart.scheduler.prefill.batching import has_room
+from headstart.scheduler.prefill.states import Call, CallKey, Run
 
 
 class PrefillQueue:

@@ -8,11 +8,11 @@
     every state ─► failed (cancel, deadline, error)
 
 Waiting    holds nothing; `retracted` ones resume before new admissions; parked behind a leader it is out of line
-Preparing  a PageLease, and a Call (an open ticket) that a prefill worker fills part of it under
+Preparing  a PageLease, and a RemotePrefill (an open ticket) that a prefill worker fills part of it under
 Ready      a PageLease; everything but the last token has KV, or the worker computes the rest itself
 Running    a PageLease; has a row in each step for which there are pages and tokens
 
-Invariant: an unfinished choice has exactly one entry, a lease exactly one entry, and an open ticket exactly one Call,
+Invariant: an unfinished choice has exactly one entry, a lease exactly one entry, and an open ticket exactly one RemotePrefill,
 owned by one Preparing entry or by nobody (loose: its request has left, its pages wait for the writer's word). Whoever
 removes an entry puts its choice into the next queue or releases what it holds. An entry is never used twice: the
 identity of a Running entry is the epoch that a step's result must match.
@@ -25,8 +25,8 @@ from headstart.core.messages import WorkerRef
 from headstart.core.request import ChoiceRef, Request
 from headstart.core.sequence import Sequence
 from headstart.kv.cache import PageLease
-from headstart.scheduler.calls import Call
-from headstart.scheduler.record import Record
+from headstart.scheduler.decode.metrics import RequestMetrics
+from headstart.scheduler.decode.remote_prefill import RemotePrefill
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class Choice:
     order: int  # of arrival; the oldest is the smallest
     sequence: Sequence
     deadline: float
-    record: Record
+    record: RequestMetrics
     failed_on: set[WorkerRef] = field(default_factory=set)  # prefill workers that failed it
     num_deaths: int = 0  # prefill workers that died while they had it
 
@@ -58,7 +58,7 @@ class Choice:
         return self.sequence.prompt_len + self.request.stop.max_new_tokens
 
 
-class Hint(NamedTuple):
+class LastMatch(NamedTuple):
     """What the last match of a choice that did not get in said."""
 
     prefix_len: int
@@ -72,14 +72,14 @@ class Waiting:
     choice: Choice
     retracted: bool = False
     num_overtaken: int = 0
-    hint: Hint | None = None
+    hint: LastMatch | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Preparing:
     choice: Choice
     lease: PageLease
-    call: Call
+    call: RemotePrefill
     hit_pages: int  # shared pages when it was leased
 
 

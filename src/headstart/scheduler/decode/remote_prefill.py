@@ -30,9 +30,9 @@ from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
 from headstart.core.messages import CancelTicket, ChunkNotice, KillRequest, TicketRef, WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.contract import Send
-from headstart.scheduler.record import Record
-from headstart.scheduler.seals import seal
+from headstart.scheduler.checksums import seal
+from headstart.scheduler.decode.metrics import RequestMetrics
+from headstart.scheduler.protocol import Send
 from headstart.transfer.contract import PageDigests
 
 FIRST_REPEAT_S = 0.2
@@ -62,7 +62,7 @@ class Repeat:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class RemotePrefill:
     """One attempt of one ticket. `pages[k]` receives positions [start + k * page_size, ...) of `[start, end)`."""
 
     ref: TicketRef
@@ -70,7 +70,7 @@ class Call:
     start: int
     tokens: Int32Array  # all whose KV is needed, from position 0
     pages: Int32Array
-    record: Record
+    record: RequestMetrics
     missing: NDArray[np.bool_] = field(init=False)  # [len(pages)]: not noticed
     num_missing: int = field(init=False)
     phase: Phase = Phase.OPEN
@@ -107,7 +107,7 @@ class Call:
         self.num_missing -= last - first
 
 
-class CallTable:
+class RemotePrefills:
     """Every call whose writer has not had its last word. `digests` of our pool; None: pages are taken as they come."""
 
     def __init__(
@@ -118,22 +118,22 @@ class CallTable:
         self._send = send
         self._counters = counters
         self._digests = digests
-        self._calls: dict[TicketRef, Call] = {}
-        self._filled: dict[TicketRef, Call] = {}  # by phase, in the order in which they came to it
-        self._done: dict[TicketRef, Call] = {}
+        self._calls: dict[TicketRef, RemotePrefill] = {}
+        self._filled: dict[TicketRef, RemotePrefill] = {}  # by phase, in the order in which they came to it
+        self._done: dict[TicketRef, RemotePrefill] = {}
         self._repeats: dict[TicketRef, Repeat] = {}  # of the loose ones
         self._kill_asked: dict[WorkerRef, Repeat] = {}
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[RemotePrefill]:
         return iter(tuple(self._calls.values()))
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def get(self, ref: TicketRef) -> Call | None:
+    def get(self, ref: TicketRef) -> RemotePrefill | None:
         return self._calls.get(ref)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: RemotePrefill) -> None:
         """Its pages belong to its writer from now on."""
         self._cache.open_write(call.pages)
         self._calls[call.ref] = call
@@ -147,7 +147,7 @@ class CallTable:
                 num_tokens += call.end
         return num_calls, num_tokens
 
-    def of(self, worker: WorkerRef) -> list[Call]:
+    def of(self, worker: WorkerRef) -> list[RemotePrefill]:
         return [call for call in self._calls.values() if call.worker == worker]
 
     @property
@@ -155,7 +155,7 @@ class CallTable:
         """Whether notices must carry seals."""
         return self._digests is not None
 
-    def expected(self, notice: ChunkNotice) -> Call | None:
+    def expected(self, notice: ChunkNotice) -> RemotePrefill | None:
         """The call that a notice is of. None for one that is late, foreign, repeated or out of range."""
         call = self._calls.get(notice.ref)
         last = notice.first + notice.count
@@ -166,7 +166,7 @@ class CallTable:
             return None
         return call
 
-    def is_intact(self, call: Call, notice: ChunkNotice) -> bool:
+    def is_intact(self, call: RemotePrefill, notice: ChunkNotice) -> bool:
         """Whether the pages of an expected notice hold what their writer sealed."""
         if self._digests is None:
             return True
@@ -174,7 +174,7 @@ class CallTable:
         size = self._cache.page_size
         return seal(digests, call.tokens, call.start + notice.first * size, size) == notice.seals
 
-    def arrived(self, call: Call, notice: ChunkNotice) -> None:
+    def arrived(self, call: RemotePrefill, notice: ChunkNotice) -> None:
         """Close the pages of an expected notice."""
         last = notice.first + notice.count
         self._cache.close_write(call.pages[notice.first : last])
@@ -188,12 +188,12 @@ class CallTable:
             else:
                 self._forget(call)
 
-    def end(self, call: Call) -> None:
+    def end(self, call: RemotePrefill) -> None:
         """The writer's word, or proof of its end, that it writes no more."""
         self._close_missing(call)
         self._forget(call)
 
-    def done(self, call: Call) -> None:
+    def done(self, call: RemotePrefill) -> None:
         """The writer's handles ended. What it wrote is trusted once noticed."""
         if call.phase is Phase.OPEN:
             call.phase = Phase.DONE
@@ -202,7 +202,7 @@ class CallTable:
         else:
             self.end(call)
 
-    def cut(self, call: Call) -> None:
+    def cut(self, call: RemotePrefill) -> None:
         """Its request left: ask the writer to stop until it answers. Nothing to do where it has nothing open."""
         if call.phase in (Phase.DONE, Phase.FILLED):
             self.end(call)
@@ -213,7 +213,7 @@ class CallTable:
             self._counters["cancelled_calls"] += 1
             self._send(str(call.worker), CancelTicket(call.ref))
 
-    def advance(self, now: float) -> list[Call]:
+    def advance(self, now: float) -> list[RemotePrefill]:
         """Repeat Cancels; returns the calls that were done a second ago and lack notices."""
         if not self._calls:
             return []
@@ -225,7 +225,7 @@ class CallTable:
                 repeat.next_at = now + repeat.interval
         while self._filled and now >= _first(self._filled).since + FILLED_KEPT_S:
             self._forget(_first(self._filled))
-        unnoticed: list[Call] = []
+        unnoticed: list[RemotePrefill] = []
         for call in self._done.values():
             call.num_polls += 1
             if now >= call.since + NOTICE_GRACE_S and call.num_polls > NOTICE_GRACE_POLLS:
@@ -293,11 +293,11 @@ class CallTable:
             if table.keys() != {call.ref for call in self if call.phase is phase}:
                 raise InvariantError(f"not exactly the calls that are {phase.value} are known as such")
 
-    def _close_missing(self, call: Call) -> None:
+    def _close_missing(self, call: RemotePrefill) -> None:
         if call.num_missing:
             self._cache.close_write(call.pages[call.missing])
 
-    def _forget(self, call: Call) -> None:
+    def _forget(self, call: RemotePrefill) -> None:
         call.phase = Phase.GONE
         del self._calls[call.ref]
         for table in (self._filled, self._done, self._repeats):
@@ -306,5 +306,5 @@ class CallTable:
             self._kill_asked.pop(call.worker, None)
 
 
-def _first(calls: dict[TicketRef, Call]) -> Call:
+def _first(calls: dict[TicketRef, RemotePrefill]) -> RemotePrefill:
     return next(iter(calls.values()))

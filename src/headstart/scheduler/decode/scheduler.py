@@ -37,22 +37,22 @@ from headstart.core.messages import (
 from headstart.core.request import ChoiceRef
 from headstart.core.sequence import Sequence
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.admit import Admission
-from headstart.scheduler.alarms import Alarms
-from headstart.scheduler.board import Board
-from headstart.scheduler.calls import Call, CallTable
-from headstart.scheduler.contract import Send
-from headstart.scheduler.desk import Desk
-from headstart.scheduler.entries import Choice, Preparing, Waiting
-from headstart.scheduler.fetch import Fetching
-from headstart.scheduler.gateways import Gateways
-from headstart.scheduler.growth import Growth
-from headstart.scheduler.leap import leap, num_free_steps, num_row_steps
+from headstart.scheduler.decode.admission import Admission
+from headstart.scheduler.decode.batching import Draw, InflightStep, ScheduledRow, make_batch, share_out
+from headstart.scheduler.decode.deadlines import Deadlines
+from headstart.scheduler.decode.gateway_liveness import GatewayLiveness
+from headstart.scheduler.decode.gateway_port import GatewayPort
+from headstart.scheduler.decode.leap import leap, num_free_steps, num_row_steps
+from headstart.scheduler.decode.placement import Placement
+from headstart.scheduler.decode.preemption import Preemption
+from headstart.scheduler.decode.prefill_client import PrefillClient
+from headstart.scheduler.decode.prefill_workers import PrefillWorkers
+from headstart.scheduler.decode.queues import DecodeQueues
+from headstart.scheduler.decode.remote_prefill import RemotePrefill, RemotePrefills
+from headstart.scheduler.decode.states import Choice, Preparing, Waiting
+from headstart.scheduler.decode.stop import find_stop
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.links import Links
-from headstart.scheduler.route import PrefillRouter
-from headstart.scheduler.steps import Draw, Launched, Part, make_batch, share_out
-from headstart.scheduler.stop import find_stop
+from headstart.scheduler.protocol import Send
 from headstart.transfer.contract import Notice, PageDigests, PeerLost, TransferEvent
 
 MIN_LOOK_S = 0.05
@@ -71,7 +71,7 @@ class DecodePorts:
 
 
 class DecodeScheduler:
-    """Satisfies `scheduler.contract.Scheduler`."""
+    """Satisfies `scheduler.protocol.Scheduler`."""
 
     def __init__(
         self, worker: WorkerRef, kv_spec: KVSpec, limits: DecodeLimits, cache: PrefixCache, ports: DecodePorts
@@ -82,16 +82,16 @@ class DecodeScheduler:
         self._clock = clock
         self._send = send
         self._counters: Counter[str] = Counter()
-        self._calls = CallTable(cache, clock, send, self._counters, ports.digests)
-        self._board = Board(cache, limits, self._calls, self._counters)
-        self._desk = Desk(cache, limits, ports.page_bytes, clock, send, self._counters)
-        self._links = Links(Hello(worker, kv_spec, ports.descriptor), send, self._counters)
-        router = PrefillRouter(limits, self._links, self._calls)
-        self._fetching = Fetching(self._board, self._links, router, self._desk, clock, send)
+        self._calls = RemotePrefills(cache, clock, send, self._counters, ports.digests)
+        self._board = DecodeQueues(cache, limits, self._calls, self._counters)
+        self._desk = GatewayPort(cache, limits, ports.page_bytes, clock, send, self._counters)
+        self._links = PrefillWorkers(Hello(worker, kv_spec, ports.descriptor), send, self._counters)
+        router = Placement(limits, self._links, self._calls)
+        self._fetching = PrefillClient(self._board, self._links, router, self._desk, clock, send)
         self._admission = Admission(self._board, router, self._fetching, clock)
-        self._growth = Growth(self._board, self._desk)
-        self._alarms = Alarms(self._desk.get)
-        self._gateways = Gateways(limits.gateway_silence_s, clock.now())
+        self._growth = Preemption(self._board, self._desk)
+        self._alarms = Deadlines(self._desk.get)
+        self._gateways = GatewayLiveness(limits.gateway_silence_s, clock.now())
         self._links_due = inf
         self._due_at = -inf  # when something is to be done here at the latest; -inf where that has to be found out
         self._next_step = 0
@@ -102,7 +102,7 @@ class DecodeScheduler:
     def _is_idle(self) -> bool:
         return not len(self._desk) and not self._calls.num_open_pages()
 
-    def open_calls(self) -> list[Call]:
+    def open_calls(self) -> list[RemotePrefill]:
         """Calls whose writers may still write."""
         return [call for call in self._calls if not call.is_complete]
 
@@ -273,7 +273,7 @@ class DecodeScheduler:
         if not parts:
             return None
         self._next_step += 1
-        board.launched = Launched(self._next_step, parts)
+        board.launched = InflightStep(self._next_step, parts)
         self._counters["steps"] += 1
         return make_batch(self._next_step, parts)
 
@@ -300,11 +300,11 @@ class DecodeScheduler:
         self._desk.flush()
 
     def num_row_steps(self, draw: Draw) -> int:
-        """See `scheduler.leap`."""
+        """See `scheduler.decode.leap`."""
         return num_row_steps(self._board, draw)
 
     def num_free_steps(self, row_steps: int) -> int:
-        """Steps from the launched one on that `leap` may apply, if nothing else happens. See `scheduler.leap`."""
+        """Steps from the launched one on that `leap` may apply, if nothing else happens. See `scheduler.decode.leap`."""
         return num_free_steps(self._board, row_steps)
 
     def leap(self, num_steps: int, draw: Draw, first_end: float, last_end: float) -> None:
@@ -329,7 +329,7 @@ class DecodeScheduler:
         """Rows have the tokens of all steps that were taken in leaps."""
         self._board.settle()
 
-    def _apply(self, part: Part, sampled: Sampled | None) -> None:
+    def _apply(self, part: ScheduledRow, sampled: Sampled | None) -> None:
         """Token and KV of one row, together."""
         entry, choice = part.entry, part.entry.choice
         sequence = choice.sequence

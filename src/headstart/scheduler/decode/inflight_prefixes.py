@@ -1,4 +1,4 @@
-"""Claims: who is about to commit which pages of which prompt, and who waits for that instead of fetching them again.
+"""InflightPrefixes: who is about to commit which pages of which prompt, and who waits for that instead of fetching them again.
 
 A claim covers the whole prompt pages [low, high) that its leader lacked when it was leased. `low` rises as they are
 committed. A follower names the page up to which the two prompts agree; it is released once the claim is past that page
@@ -15,7 +15,7 @@ from headstart.core.request import ChoiceRef
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
+class InflightPrefix:
     leader: ChoiceRef
     namespace: bytes
     tokens: Int32Array  # [high * page_size]
@@ -24,14 +24,14 @@ class Claim:
     followers: dict[ChoiceRef, int] = field(default_factory=dict)  # follower -> page it waits for the claim to reach
 
 
-class Claims:
-    """Claims by leader, found by namespace and first page."""
+class InflightPrefixes:
+    """InflightPrefixes by leader, found by namespace and first page."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._by_leader: dict[ChoiceRef, Claim] = {}
-        self._by_start: dict[Hashable, dict[ChoiceRef, Claim]] = {}
-        self._following: dict[ChoiceRef, Claim] = {}
+        self._by_leader: dict[ChoiceRef, InflightPrefix] = {}
+        self._by_start: dict[Hashable, dict[ChoiceRef, InflightPrefix]] = {}
+        self._following: dict[ChoiceRef, InflightPrefix] = {}
 
     def __len__(self) -> int:
         return len(self._by_leader)
@@ -40,11 +40,11 @@ class Claims:
         """`leader` will commit pages [low, high) of `tokens`; nothing to claim where that is empty."""
         if low >= high:
             return
-        claim = Claim(leader, namespace, tokens[: high * self._page_size], low, high)
+        claim = InflightPrefix(leader, namespace, tokens[: high * self._page_size], low, high)
         self._by_leader[leader] = claim
         self._by_start.setdefault(self._start(claim), {})[leader] = claim
 
-    def find(self, namespace: bytes, tokens: Int32Array, page: int, limit: int) -> tuple[Claim, int] | None:
+    def find(self, namespace: bytes, tokens: Int32Array, page: int, limit: int) -> tuple[InflightPrefix, int] | None:
         """The claim that will commit `page` of `tokens`, and how many pages (at most `limit`) the two will share."""
         size = self._page_size
         if page >= limit:
@@ -63,7 +63,7 @@ class Claims:
                 return claim, shared
         return None
 
-    def follow(self, follower: ChoiceRef, claim: Claim, page: int) -> None:
+    def follow(self, follower: ChoiceRef, claim: InflightPrefix, page: int) -> None:
         claim.followers[follower] = page
         self._following[follower] = claim
 
@@ -106,11 +106,11 @@ class Claims:
     def follows(self, ref: ChoiceRef) -> bool:
         return ref in self._following
 
-    def _release(self, claim: Claim, refs: list[ChoiceRef]) -> list[ChoiceRef]:
+    def _release(self, claim: InflightPrefix, refs: list[ChoiceRef]) -> list[ChoiceRef]:
         for ref in refs:
             del claim.followers[ref]
             del self._following[ref]
         return refs
 
-    def _start(self, claim: Claim) -> Hashable:
+    def _start(self, claim: InflightPrefix) -> Hashable:
         return claim.namespace, claim.tokens[: self._page_size].tobytes()

@@ -15,13 +15,13 @@ from headstart.core.errors import InvariantError
 from headstart.core.layout import reusable_len
 from headstart.core.messages import WorkerRef
 from headstart.kv.cache import Match, PageLease
-from headstart.scheduler.admission import MAX_OVERTAKEN, pages_to_lease
-from headstart.scheduler.board import Board
-from headstart.scheduler.entries import Choice, Hint, Waiting
-from headstart.scheduler.fetch import Fetching
-from headstart.scheduler.links import Link, NoLink
-from headstart.scheduler.route import LATER, Local, PrefillRouter
-from headstart.scheduler.turns import Turns
+from headstart.scheduler.decode.long_prompt_throttle import LongPromptThrottle
+from headstart.scheduler.decode.placement import LATER, Local, Placement
+from headstart.scheduler.decode.prefill_client import PrefillClient
+from headstart.scheduler.decode.prefill_workers import NoPeer, PrefillPeer
+from headstart.scheduler.decode.queues import DecodeQueues
+from headstart.scheduler.decode.states import Choice, LastMatch, Waiting
+from headstart.scheduler.decode.waiting import MAX_OVERTAKEN, pages_to_lease
 
 MAX_SCANNED = 128
 MAX_VAIN_MATCHES = 16
@@ -41,15 +41,15 @@ class Admitted:
     choice: Choice
     lease: PageLease  # the hit, pinned
     num_new: int
-    pick: Local | Link
+    pick: Local | PrefillPeer
 
 
 @dataclass(slots=True, eq=False)
-class Pass:
+class AdmissionPass:
     """What one pass has promised so far."""
 
     now: float
-    turns: Turns
+    turns: LongPromptThrottle
     admitted: list[Admitted] = field(default_factory=list)
     num_new: int = 0  # pages to allocate for the admitted
     num_reserved: int = 0  # pages in reserve for the admitted
@@ -61,7 +61,7 @@ class Pass:
 
 
 class Admission:
-    def __init__(self, board: Board, router: PrefillRouter, fetching: Fetching, clock: Clock) -> None:
+    def __init__(self, board: DecodeQueues, router: Placement, fetching: PrefillClient, clock: Clock) -> None:
         self._board = board
         self._router = router
         self._fetching = fetching
@@ -73,11 +73,13 @@ class Admission:
             return
         board.stirred = False
         if len(board.line):
-            admissions = Pass(self._clock.now(), Turns(board.preparing.values(), board.cache.num_pages))
+            admissions = AdmissionPass(
+                self._clock.now(), LongPromptThrottle(board.preparing.values(), board.cache.num_pages)
+            )
             self._scan(admissions)
             self._allocate(admissions)
 
-    def _scan(self, admissions: Pass) -> None:
+    def _scan(self, admissions: AdmissionPass) -> None:
         board = self._board
         for position, entry in enumerate(board.line):
             is_full = board.num_holders + len(admissions.admitted) >= 2 * board.limits.max_running_requests
@@ -90,7 +92,7 @@ class Admission:
             if blocked is Blocked.CREDIT and waits_no_longer:
                 admissions.credit_is_spoken_for = True
 
-    def _consider(self, entry: Waiting, admissions: Pass) -> Blocked | None:
+    def _consider(self, entry: Waiting, admissions: AdmissionPass) -> Blocked | None:
         """Admit the entry, or say what it waits for."""
         blocked = self._still_blocked(entry, admissions)
         if blocked is not None:
@@ -107,22 +109,22 @@ class Admission:
                 return Blocked.LEADER
         num_new = pages_to_lease(len(tokens), match.num_pages, board.page_size)
         reserve = board.reserve(choice, match.num_pages + num_new)
-        entry.hint = Hint(match.prefix_len, num_new, num_new + reserve, admissions.now + LOOK_AGAIN_S)
+        entry.hint = LastMatch(match.prefix_len, num_new, num_new + reserve, admissions.now + LOOK_AGAIN_S)
         pick = self._pick(choice, match.prefix_len, admissions)
         blocked = None
         if self._waits_its_turn(entry, num_new, pick, admissions):
             blocked = Blocked.TURN
         elif not self._has_room(num_new + (0 if self._is_alone(admissions) else reserve), admissions, match):
             blocked = Blocked.PAGES
-        elif isinstance(pick, NoLink):
+        elif isinstance(pick, NoPeer):
             blocked = Blocked.CREDIT
-        if blocked is not None or isinstance(pick, NoLink):
+        if blocked is not None or isinstance(pick, NoPeer):
             admissions.num_vain += 1
             return blocked
         self._promise(entry, match, num_new, reserve, pick, admissions)
         return None
 
-    def _still_blocked(self, entry: Waiting, admissions: Pass) -> Blocked | None:
+    def _still_blocked(self, entry: Waiting, admissions: AdmissionPass) -> Blocked | None:
         """What the entry's last match, if it is not old, says without another."""
         hint = entry.hint
         if hint is None or admissions.now >= hint.look_again_at or self._is_alone(admissions):
@@ -132,9 +134,9 @@ class Admission:
             return Blocked.TURN
         if not self._has_room(hint.pages_wanted, admissions):
             return Blocked.PAGES
-        return Blocked.CREDIT if isinstance(pick, NoLink) else None
+        return Blocked.CREDIT if isinstance(pick, NoPeer) else None
 
-    def _pick(self, choice: Choice, start: int, admissions: Pass) -> Local | Link | NoLink:
+    def _pick(self, choice: Choice, start: int, admissions: AdmissionPass) -> Local | PrefillPeer | NoPeer:
         """Where the delta would be computed. A length between two that found no credit in this pass finds none."""
         num_tokens, usual = len(choice.sequence) - 1, not choice.failed_on and admissions.now < choice.half_time
         low, high = admissions.no_credit
@@ -143,12 +145,18 @@ class Admission:
         pick = self._router.pick(choice, start, admissions.calls, admissions.now)
         if usual and pick is LATER:
             admissions.no_credit = min(low, num_tokens), max(high, num_tokens)
-        return LATER if isinstance(pick, Link) and admissions.credit_is_spoken_for else pick
+        return LATER if isinstance(pick, PrefillPeer) and admissions.credit_is_spoken_for else pick
 
-    def _waits_its_turn(self, entry: Waiting, num_new: int, pick: Local | Link | NoLink, admissions: Pass) -> bool:
-        return isinstance(pick, Link) and not entry.retracted and admissions.turns.waits(entry, pick.worker, num_new)
+    def _waits_its_turn(
+        self, entry: Waiting, num_new: int, pick: Local | PrefillPeer | NoPeer, admissions: AdmissionPass
+    ) -> bool:
+        return (
+            isinstance(pick, PrefillPeer)
+            and not entry.retracted
+            and admissions.turns.waits(entry, pick.worker, num_new)
+        )
 
-    def _has_room(self, num_pages: int, admissions: Pass, match: Match | None = None) -> bool:
+    def _has_room(self, num_pages: int, admissions: AdmissionPass, match: Match | None = None) -> bool:
         """Whether there are so many pages beyond `match` that neither this pass has promised nor anyone is expected to
         grow into. Where there are plenty it need not be known how many those are."""
         board, match_pages = self._board, 0 if match is None else match.num_pages
@@ -159,12 +167,18 @@ class Admission:
             admissions.reserved_before = board.reserved()
         return board.cache.num_available(match) - wanted >= admissions.reserved_before
 
-    def _is_alone(self, admissions: Pass) -> bool:
+    def _is_alone(self, admissions: AdmissionPass) -> bool:
         """Nobody else holds pages, so nobody is helped by a reserve."""
         return not admissions.admitted and not self._board.num_holders
 
     def _promise(
-        self, entry: Waiting, match: Match, num_new: int, reserve: int, pick: Local | Link, admissions: Pass
+        self,
+        entry: Waiting,
+        match: Match,
+        num_new: int,
+        reserve: int,
+        pick: Local | PrefillPeer,
+        admissions: AdmissionPass,
     ) -> None:
         board, choice = self._board, entry.choice
         lease = board.cache.try_lease(match, 0)
@@ -178,11 +192,11 @@ class Admission:
         admissions.admitted.append(Admitted(choice, lease, num_new, pick))
         admissions.num_new += num_new
         admissions.num_reserved += reserve
-        if isinstance(pick, Link):
+        if isinstance(pick, PrefillPeer):
             admissions.calls.setdefault(pick.worker, []).append(len(choice.sequence) - 1)
             admissions.turns.take(pick.worker, num_new)
 
-    def _allocate(self, admissions: Pass) -> None:
+    def _allocate(self, admissions: AdmissionPass) -> None:
         """Take the promised pages, evicting once, and start each delta."""
         board = self._board
         if admissions.num_new:
@@ -192,7 +206,7 @@ class Admission:
             if not board.cache.try_extend(lease, admitted.num_new):
                 raise InvariantError("admission promised pages that are not there")
             hit_pages = lease.num_shared
-            if isinstance(admitted.pick, Link):
+            if isinstance(admitted.pick, PrefillPeer):
                 self._fetching.begin(choice, lease, hit_pages, admitted.pick)
             else:
                 board.make_ready(choice, lease, hit_pages, chunked=admitted.pick is Local.CHUNKED)

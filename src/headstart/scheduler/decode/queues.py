@@ -11,34 +11,34 @@ from headstart.core.layout import pages_for
 from headstart.core.messages import TicketRef
 from headstart.core.request import ChoiceRef
 from headstart.kv.cache import PageLease, PrefixCache
-from headstart.scheduler.admission import WaitingLine, pages_in_reserve
-from headstart.scheduler.calls import CallTable, Phase
-from headstart.scheduler.entries import Choice, Entry, Holder, Preparing, Ready, Running, Waiting
-from headstart.scheduler.followers import Claim, Claims
+from headstart.scheduler.decode.batching import InflightStep
+from headstart.scheduler.decode.inflight_prefixes import InflightPrefix, InflightPrefixes
+from headstart.scheduler.decode.miss_reason import CommittedPages
+from headstart.scheduler.decode.remote_prefill import Phase, RemotePrefills
+from headstart.scheduler.decode.states import Choice, Entry, Holder, Preparing, Ready, Running, Waiting
+from headstart.scheduler.decode.waiting import WaitingLine, pages_in_reserve
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.misses import CommittedPages
-from headstart.scheduler.steps import Launched
 
 OUTPUT_PAGES = 8
 
 
-class Board:
+class DecodeQueues:
     """`stirred` says that something changed which may let a waiting choice in."""
 
-    def __init__(self, cache: PrefixCache, limits: DecodeLimits, calls: CallTable, counters: Counter[str]) -> None:
+    def __init__(self, cache: PrefixCache, limits: DecodeLimits, calls: RemotePrefills, counters: Counter[str]) -> None:
         self.cache = cache
         self.page_size = cache.page_size
         self.limits = limits
         self.calls = calls
         self.counters = counters
-        self.claims = Claims(cache.page_size)
+        self.claims = InflightPrefixes(cache.page_size)
         self.committed = CommittedPages(cache.page_size)
         self.line = WaitingLine()
         self.entries: dict[ChoiceRef, Entry] = {}
         self.preparing: dict[TicketRef, Preparing] = {}
         self.ready: dict[ChoiceRef, Ready] = {}
         self.running: dict[ChoiceRef, Running] = {}
-        self.launched: Launched | None = None
+        self.launched: InflightStep | None = None
         self.stirred = False
 
     # ---- what it adds up to ------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Board:
         self.line.add(entry)
         self.stirred = True
 
-    def park(self, entry: Waiting, claim: Claim, page: int) -> None:
+    def park(self, entry: Waiting, claim: InflightPrefix, page: int) -> None:
         """Out of the line until `claim` is past `page` or over."""
         self.line.remove(entry)
         self.claims.follow(entry.choice.ref, claim, page)

@@ -6,16 +6,16 @@ Only where overdue writes pin more than a share of the pool, `kill_after_s` past
 from collections import Counter
 
 from headstart.core.messages import KillRequest
-from headstart.scheduler.contract import Send
-from headstart.scheduler.prefill_peers import PrefillPeers
-from headstart.scheduler.prefill_writes import OpenWrites, Write
+from headstart.scheduler.prefill.decode_workers import DecodeWorkers
+from headstart.scheduler.prefill.sender import Sender, Write
+from headstart.scheduler.protocol import Send
 
 OVERDUE_SHARE = 0.1
 """Share of the pool that overdue writes may pin before the end of a peer is asked for."""
 
 
-class KillRequests:
-    def __init__(self, num_pages: int, kill_after_s: float, writes: OpenWrites, peers: PrefillPeers) -> None:
+class StuckPeers:
+    def __init__(self, num_pages: int, kill_after_s: float, writes: Sender, peers: DecodeWorkers) -> None:
         self._max_overdue_pages = OVERDUE_SHARE * num_pages
         self._kill_after_s = kill_after_s
         self._writes = writes

@@ -13,15 +13,15 @@ from msgspec import Struct
 from headstart.core.arrays import Int32Array
 from headstart.core.batch import Batch, Row, SampleSpec
 from headstart.core.request import Request
-from headstart.scheduler.entries import Choice, Running
+from headstart.scheduler.decode.states import Choice, Running
+from headstart.scheduler.decode.stop import banned_ids
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.stop import banned_ids
 
 Draw = Callable[[Request, int, int], Int32Array]
 """(request, first, count): outputs [first, first + count), of which none is banned. A pure function."""
 
 
-class Part(Struct, frozen=True, eq=False):
+class ScheduledRow(Struct, frozen=True, eq=False):
     """What a running entry computes in a step. It samples where that reaches its last token."""
 
     entry: Running
@@ -38,12 +38,12 @@ class Owed(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Launched:
+class InflightStep:
     """The step in flight. `parts[row_id]` launched each row; `left` are those of their entries that have left since, and
     `held` the pages of these."""
 
     step_id: int
-    parts: list[Part]
+    parts: list[ScheduledRow]
     left: list[Running] = field(default_factory=list)
     held: list[Int32Array] = field(default_factory=list)
     owed: Owed | None = None
@@ -74,14 +74,14 @@ class Launched:
         return any(gone is entry for gone in self.left)
 
 
-def share_out(running: Iterable[Running], limits: DecodeLimits) -> list[Part]:
+def share_out(running: Iterable[Running], limits: DecodeLimits) -> list[ScheduledRow]:
     """Decode rows cost nothing; tokens before a last one come out of the short-delta or the chunk budget, in order."""
     short, chunk = limits.local_prefill_tokens, limits.chunked_prefill_size
-    parts: list[Part] = []
+    parts: list[ScheduledRow] = []
     for entry in running:
         delta = entry.choice.sequence.num_missing - 1
         if not delta:
-            parts.append(Part(entry, 1, True))
+            parts.append(ScheduledRow(entry, 1, True))
             continue
         num_new = min(delta, chunk if entry.chunked else short)
         if entry.chunked:
@@ -90,11 +90,11 @@ def share_out(running: Iterable[Running], limits: DecodeLimits) -> list[Part]:
             short -= num_new
         if num_new:
             samples = num_new == delta
-            parts.append(Part(entry, num_new + samples, samples))
+            parts.append(ScheduledRow(entry, num_new + samples, samples))
     return parts
 
 
-def make_batch(step_id: int, parts: list[Part]) -> Batch:
+def make_batch(step_id: int, parts: list[ScheduledRow]) -> Batch:
     """Rows in the order of `parts`, which their ids index."""
     rows: list[Row] = []
     for row_id, part in enumerate(parts):

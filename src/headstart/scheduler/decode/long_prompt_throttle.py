@@ -1,4 +1,4 @@
-"""Turns of long prompts: pages are not leased for those that would only wait for another at the prefill worker.
+"""LongPromptThrottle of long prompts: pages are not leased for those that would only wait for another at the prefill worker.
 
 A prefill worker computes prompts of one length one after the other, so leasing pages for many of them at once keeps
 shorter ones out and speeds up nothing. While it works on one, others of about that length wait where the pages leased
@@ -9,7 +9,7 @@ whoever else does does them no harm.
 from collections.abc import Iterable
 
 from headstart.core.messages import WorkerRef
-from headstart.scheduler.entries import Preparing, Waiting
+from headstart.scheduler.decode.states import Preparing, Waiting
 
 EARLY_SHARE = 0.375
 """Share of the pool that open calls of about the same length may lease."""
@@ -17,7 +17,7 @@ FEW_PAGES = 1 / 64
 """Share of the pool below which a prompt is too short to wait for its turn."""
 
 
-class Turns:
+class LongPromptThrottle:
     """Of one pass of admission. `waiting` are those that wait for their turn."""
 
     def __init__(self, preparing: Iterable[Preparing], num_pages: int) -> None:

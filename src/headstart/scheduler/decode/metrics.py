@@ -6,7 +6,7 @@ from headstart.core.request import RequestStats
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class RequestMetrics:
     """What serving a choice cost so far."""
 
     accepted_at: float

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Collection, Iterator
 
 from headstart.core.layout import pages_for
-from headstart.scheduler.entries import Waiting
+from headstart.scheduler.decode.states import Waiting
 
 MAX_OVERTAKEN = 64
 """A choice that this many later ones overtook holds up the line until it is admitted."""

@@ -11,7 +11,7 @@ reserved beside the longest are few. Where pages are short, a bounded number of 
 
 from collections.abc import Iterable
 
-from headstart.scheduler.prefill_calls import Run
+from headstart.scheduler.prefill.states import Run
 
 
 def kept_for_oldest(budget: int) -> int:

@@ -23,13 +23,13 @@ from headstart.core.messages import (
     WorkerRef,
 )
 from headstart.kv.cache import PageLease
-from headstart.scheduler.board import Board
-from headstart.scheduler.calls import Call, Phase, Repeat
-from headstart.scheduler.contract import Send
-from headstart.scheduler.desk import Desk
-from headstart.scheduler.entries import Choice, Preparing
-from headstart.scheduler.links import Link, Links
-from headstart.scheduler.route import LATER, Local, PrefillRouter
+from headstart.scheduler.decode.gateway_port import GatewayPort
+from headstart.scheduler.decode.placement import LATER, Local, Placement
+from headstart.scheduler.decode.prefill_workers import PrefillPeer, PrefillWorkers
+from headstart.scheduler.decode.queues import DecodeQueues
+from headstart.scheduler.decode.remote_prefill import Phase, RemotePrefill, Repeat
+from headstart.scheduler.decode.states import Choice, Preparing
+from headstart.scheduler.protocol import Send
 
 MAX_DEATHS = 2
 """A choice that this many workers died with is not tried on another: it may be the killer."""
@@ -39,8 +39,10 @@ FIRST_ASK_AGAIN_S = 2.0
 LAST_ASK_AGAIN_S = 16.0
 
 
-class Fetching:
-    def __init__(self, board: Board, links: Links, router: PrefillRouter, desk: Desk, clock: Clock, send: Send) -> None:
+class PrefillClient:
+    def __init__(
+        self, board: DecodeQueues, links: PrefillWorkers, router: Placement, desk: GatewayPort, clock: Clock, send: Send
+    ) -> None:
         self._board = board
         self._links = links
         self._router = router
@@ -51,16 +53,16 @@ class Fetching:
         self._asked: dict[TicketRef, Repeat] = {}
         self.ask_at = inf  # when `advance` has something to ask at the earliest
 
-    def begin(self, choice: Choice, lease: PageLease, hit_pages: int, link: Link) -> None:
+    def begin(self, choice: Choice, lease: PageLease, hit_pages: int, link: PrefillPeer) -> None:
         """Ask `link` for everything that has no KV yet, but the last token."""
         self._last_ticket += 1
         self._call(choice, lease, hit_pages, TicketRef(self._last_ticket, 0), link)
 
-    def _call(self, choice: Choice, lease: PageLease, hit_pages: int, ref: TicketRef, link: Link) -> None:
+    def _call(self, choice: Choice, lease: PageLease, hit_pages: int, ref: TicketRef, link: PrefillPeer) -> None:
         sequence, size = choice.sequence, self._board.page_size
         start, end = sequence.num_computed, len(sequence) - 1
         pages = lease.pages[start // size : pages_for(end, size)]
-        call = Call(ref, link.worker, start, sequence.span(0, end), pages, choice.record)
+        call = RemotePrefill(ref, link.worker, start, sequence.span(0, end), pages, choice.record)
         self._board.calls.add(call)
         entry = Preparing(choice, lease, call, hit_pages)
         self._board.prepare(entry)
@@ -129,7 +131,7 @@ class Fetching:
             board.make_ready(choice, entry.lease, entry.hit_pages, chunked=False)
             choice.record.mark("ready", self._clock.now())
 
-    def _mismatch(self, call: Call) -> None:
+    def _mismatch(self, call: RemotePrefill) -> None:
         """What is in our pool is not what the writer sealed. The request goes on without that call, whose pages wait
         for the writer's last word: the right bytes may still be on their way."""
         board = self._board
@@ -189,7 +191,7 @@ class Fetching:
         if entry is not None:
             self._retry(entry)
 
-    def _known(self, sender: str, ref: TicketRef) -> Call | None:
+    def _known(self, sender: str, ref: TicketRef) -> RemotePrefill | None:
         call = self._board.calls.get(ref)
         if call is None or str(call.worker) != sender:
             self._board.counters["stray_messages"] += 1
@@ -212,7 +214,7 @@ class Fetching:
             self._board.stirred = True
             self._fail_over(call)
 
-    def _fail_over(self, call: Call) -> None:
+    def _fail_over(self, call: RemotePrefill) -> None:
         entry = self._board.preparing.get(call.ref)
         if entry is not None:
             entry.choice.num_deaths += 1
@@ -259,7 +261,7 @@ class Fetching:
         board.detach(entry)
         board.unpark(board.claims.end(choice.ref))
         board.claim(choice, entry.lease)
-        if isinstance(pick, Link):
+        if isinstance(pick, PrefillPeer):
             self._call(choice, entry.lease, entry.hit_pages, TicketRef(call.ref.ticket, call.ref.attempt + 1), pick)
         else:
             board.make_ready(choice, entry.lease, entry.hit_pages, chunked=pick is Local.CHUNKED)

@@ -34,20 +34,20 @@ class EndedRefs:
 
 
 @dataclass(slots=True)
-class Peer:
+class DecodePeer:
     """A decode worker that has said Hello; `descriptor` is None while its transport is not connected."""
 
     worker: WorkerRef
     descriptor: bytes | None = None
 
 
-class PrefillPeers:
+class DecodeWorkers:
     def __init__(self, worker: WorkerRef, kv_spec: KVSpec, limits: PrefillLimits, transport: Transport) -> None:
         self._worker = worker
         self._kv_spec = kv_spec
         self._limits = limits
         self._transport = transport
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, DecodePeer] = {}
         self._incarnations: dict[str, list[WorkerRef]] = {}  # of the peers, by worker name
         self._ended: dict[str, EndedRefs] = {}
         self._exited: dict[str, int] = {}  # worker name -> newest incarnation known to have exited
@@ -70,7 +70,7 @@ class PrefillPeers:
             return Refused(self._worker, mismatch)
         peer = self._peers.get(name)
         if peer is None:
-            peer = self._peers[name] = Peer(hello.worker)
+            peer = self._peers[name] = DecodePeer(hello.worker)
             self._incarnations.setdefault(hello.worker.name, []).append(hello.worker)
         if peer.descriptor != hello.descriptor:
             try:

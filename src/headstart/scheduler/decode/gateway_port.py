@@ -18,18 +18,18 @@ from headstart.core.messages import Accepted, Failed, Finished, Message, Rejecte
 from headstart.core.request import ChoiceRef, Request, RequestStats
 from headstart.core.sequence import Sequence
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.contract import Send
-from headstart.scheduler.entries import Choice
+from headstart.scheduler.decode.metrics import RequestMetrics
+from headstart.scheduler.decode.states import Choice
+from headstart.scheduler.decode.stop import Stop
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.record import Record
-from headstart.scheduler.stop import Stop
+from headstart.scheduler.protocol import Send
 
 MAX_ENDED = 4096
 LOGPROB_FLOOR = -9999.0
 """Said of a token that the model gives no probability: minus infinity is no number in JSON, nor on our wire."""
 
 
-class Desk:
+class GatewayPort:
     def __init__(
         self,
         cache: PrefixCache,
@@ -96,7 +96,9 @@ class Desk:
         self._num_accepted += 1
         sequence = Sequence(request.prompt, request.output_ids)
         deadline = now + request.remaining_s
-        choice = Choice(request, gateway, submit.prefill_ranking, self._num_accepted, sequence, deadline, Record(now))
+        choice = Choice(
+            request, gateway, submit.prefill_ranking, self._num_accepted, sequence, deadline, RequestMetrics(now)
+        )
         self._open[choice.ref] = choice
         self._attempts[choice.ref.request_id, choice.ref.choice] = choice.ref
         self._counters["accepted"] += 1

@@ -7,8 +7,8 @@ from headstart.core.arrays import Int32Array
 from headstart.core.errors import InvariantError
 from headstart.core.messages import ChunkNotice, WorkerRef, encode_notice
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.prefill_calls import Run
-from headstart.scheduler.seals import seal
+from headstart.scheduler.checksums import seal
+from headstart.scheduler.prefill.states import Run
 from headstart.transfer.contract import PageDigests, Transport
 
 
@@ -19,7 +19,7 @@ class Write(NamedTuple):
     pages: Int32Array
 
 
-class OpenWrites:
+class Sender:
     def __init__(
         self, worker: WorkerRef, page_size: int, cache: PrefixCache, transport: Transport, digests: PageDigests
     ) -> None:

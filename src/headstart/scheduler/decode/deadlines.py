@@ -1,6 +1,6 @@
 """When open choices have to be looked at: each has one alarm, which is set again when it has rung.
 
-Alarms wait in a heap, the earliest first and of the same time the oldest choice's. Those of choices that have ended are
+Deadlines wait in a heap, the earliest first and of the same time the oldest choice's. Those of choices that have ended are
 dropped when they surface, or when they may outnumber the rest.
 """
 
@@ -10,12 +10,12 @@ from math import inf
 
 from headstart.core.errors import InvariantError
 from headstart.core.request import ChoiceRef
-from headstart.scheduler.entries import Choice
+from headstart.scheduler.decode.states import Choice
 
 _MIN_COMPACTION = 64
 
 
-class Alarms:
+class Deadlines:
     """`find`: the open choice of a ref, None once it has ended."""
 
     def __init__(self, find: Callable[[ChoiceRef], Choice | None]) -> None:

@@ -3,10 +3,10 @@
 from enum import Enum
 
 from headstart.core.messages import WorkerRef
-from headstart.scheduler.calls import CallTable
-from headstart.scheduler.entries import Choice
+from headstart.scheduler.decode.prefill_workers import NoPeer, PrefillPeer, PrefillWorkers
+from headstart.scheduler.decode.remote_prefill import RemotePrefills
+from headstart.scheduler.decode.states import Choice
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.links import Link, Links, NoLink
 
 
 class Local(Enum):
@@ -14,13 +14,13 @@ class Local(Enum):
     CHUNKED = "chunked"  # for want of a prefill worker, or of time to wait for one
 
 
-LATER = NoLink.LATER
+LATER = NoPeer.LATER
 
 
-class PrefillRouter:
+class Placement:
     """Short deltas and those that nobody else can compute in time stay here; the rest go where there is credit."""
 
-    def __init__(self, limits: DecodeLimits, links: Links, calls: CallTable) -> None:
+    def __init__(self, limits: DecodeLimits, links: PrefillWorkers, calls: RemotePrefills) -> None:
         self._limits = limits
         self._links = links
         self._calls = calls
@@ -30,7 +30,7 @@ class PrefillRouter:
 
     def pick(
         self, choice: Choice, start: int, planned: dict[WorkerRef, list[int]], now: float
-    ) -> Local | Link | NoLink:
+    ) -> Local | PrefillPeer | NoPeer:
         """For the delta [start, end). `planned` are prompt tokens of calls about to be opened; LATER where it waits."""
         if self.is_short(choice, start):
             return Local.SHORT
@@ -44,4 +44,4 @@ class PrefillRouter:
 
         end = len(choice.sequence) - 1
         link = self._links.choose(choice.ranking, end, choice.failed_on, usage, now)
-        return Local.CHUNKED if link is NoLink.NEVER else link
+        return Local.CHUNKED if link is NoPeer.NEVER else link

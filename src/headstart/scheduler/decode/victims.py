@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from headstart.scheduler.entries import Preparing, Ready, Running
+from headstart.scheduler.decode.states import Preparing, Ready, Running
 
 
 def youngest_ready(ready: Iterable[Ready]) -> Ready | None:

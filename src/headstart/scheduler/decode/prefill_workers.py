@@ -15,7 +15,7 @@ from enum import Enum
 from math import inf
 
 from headstart.core.messages import Hello, PeerState, Refused, Welcome, WorkerRef
-from headstart.scheduler.contract import Send
+from headstart.scheduler.protocol import Send
 
 HELLO_REPEAT_S = 0.5
 GREETING_PATIENCE_S = 1.0
@@ -33,7 +33,7 @@ class Handshake(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class PrefillPeer:
     peer: PeerState  # as first listed
     state: str
     state_since: float
@@ -49,19 +49,19 @@ class Link:
         return self.peer.worker
 
 
-class NoLink(Enum):
+class NoPeer(Enum):
     """Why there is no prefill worker to call."""
 
     LATER = "later"  # one that could take the prompt has no credit or no answer yet
     NEVER = "never"  # no live one can hold it
 
 
-class Links:
+class PrefillWorkers:
     def __init__(self, hello: Hello, send: Send, counters: Counter[str]) -> None:
         self._hello = hello
         self._send = send
         self._counters = counters
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, PrefillPeer] = {}
         self._unproven: list[PeerState] = []  # replaced by namesakes that prove nothing of their end
         self._listed: tuple[PeerState, ...] | None = None  # the last list, while it would change nothing
         self._due = inf  # of `advance`
@@ -90,7 +90,7 @@ class Links:
                 self._listed = None
                 continue
             if former is None or former.worker != peer.worker:
-                self._links[peer.worker.name] = Link(peer, peer.state, now, now, now)
+                self._links[peer.worker.name] = PrefillPeer(peer, peer.state, now, now, now)
                 if former is not None:
                     self._unproven.append(former.peer)
                 ended += self._take_proven(peer)
@@ -183,11 +183,11 @@ class Links:
         excluded: set[WorkerRef],
         usage: Callable[[WorkerRef], tuple[int, int]],
         now: float,
-    ) -> Link | NoLink:
+    ) -> PrefillPeer | NoPeer:
         """The best-ranked worker that can take a prompt of `num_tokens` now; those not ranked come last, least used
         first. `usage(worker)` is (calls open there, their prompt tokens)."""
 
-        def takes(link: Link) -> bool:
+        def takes(link: PrefillPeer) -> bool:
             if link.state != ALIVE or link.handshake is not Handshake.WELCOME or now < link.busy_until:
                 return False
             num_calls, tokens = usage(link.worker)
@@ -201,9 +201,9 @@ class Links:
         others = [link for link in usable if link.worker.name not in ranking]
         others.sort(key=lambda link: (usage(link.worker)[1], link.worker.name))
         best = next((link for link in others if takes(link)), None)
-        return best or (NoLink.LATER if usable else NoLink.NEVER)
+        return best or (NoPeer.LATER if usable else NoPeer.NEVER)
 
-    def _may_serve(self, link: Link, num_tokens: int, excluded: set[WorkerRef], now: float) -> bool:
+    def _may_serve(self, link: PrefillPeer, num_tokens: int, excluded: set[WorkerRef], now: float) -> bool:
         """Whether waiting for `link` makes sense."""
         if link.state == DEAD or link.worker in excluded:
             return False
@@ -213,7 +213,7 @@ class Links:
             return now < link.greeted_at + GREETING_PATIENCE_S
         return link.handshake is Handshake.WELCOME and num_tokens <= link.capacity_tokens
 
-    def _to_change(self, worker: WorkerRef) -> Link | None:
+    def _to_change(self, worker: WorkerRef) -> PrefillPeer | None:
         """The link to this incarnation, which the caller is about to change."""
         link = self._links.get(worker.name)
         if link is None or link.worker != worker:
@@ -221,7 +221,7 @@ class Links:
         self._is_settled = False
         return link
 
-    def _answered(self, sender: str, worker: WorkerRef) -> Link | None:
+    def _answered(self, sender: str, worker: WorkerRef) -> PrefillPeer | None:
         link = self._to_change(worker)
         if link is None or sender != str(worker):
             self._counters["stray_messages"] += 1
