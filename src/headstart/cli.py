@@ -55,7 +55,7 @@ class Serve:
 
     def run(self) -> int:
         from headstart.config.secret_files import with_keys_of_files
-        from headstart.worker.serve import ServePlan, serve
+        from headstart.launch.serve import ServePlan, serve
 
         if self.prefill < 0 or self.decode < 1:
             raise ConfigError(f"--prefill {self.prefill} --decode {self.decode}: at least one decode worker is needed")
@@ -77,8 +77,8 @@ class Gateway:
 
     def run(self) -> int:
         from headstart.config.secret_files import with_keys_of_files
+        from headstart.launch.serve import check_control_is_guarded, check_ports, prepare_model
         from headstart.worker.gateway_process import run_gateway_process
-        from headstart.worker.serve import check_control_is_guarded, check_ports, prepare_model
         from headstart.worker.spec import GatewaySpec, served_name
 
         refuse_conflicts(self.worker)
@@ -139,7 +139,7 @@ class Doctor:
     worker: WorkerSettings = field(default_factory=WorkerSettings)
 
     def run(self) -> int:
-        from headstart.worker.doctor import examine
+        from headstart.launch.doctor import examine
 
         return examine(self.model, self.worker)
 

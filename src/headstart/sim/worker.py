@@ -20,7 +20,7 @@ from headstart.sim.executor import FakeExecutor
 from headstart.sim.leap import Leaps
 from headstart.sim.unsaid import Unsaid
 from headstart.transfer.contract import Transport
-from headstart.worker.loop import IDLE_S, POLL_S, LoopParts, Vitals, WorkerLoop
+from headstart.worker.loop import IDLE_S, POLL_S, LoopHealth, LoopParts, WorkerLoop
 
 GATEWAY = "gateway"
 SHORTEST_S = POLL_S / 10
@@ -85,7 +85,7 @@ class SimWorker:
         self._checked_at: int | None = None  # changes, when they were last proven right
         self._clock = clock
         self._send = send
-        self._vitals = Vitals(clock.now())
+        self._vitals = LoopHealth(clock.now())
         parts = LoopParts(
             organs.recorded or organs.scheduler,
             organs.transport,

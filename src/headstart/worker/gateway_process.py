@@ -50,7 +50,7 @@ from headstart.wire.security import is_loopback
 from headstart.wire.sockets import Router
 from headstart.worker.exits import Exit
 from headstart.worker.http_protocol import ImpatientProtocol, connection_limits
-from headstart.worker.parent import die_with_parent
+from headstart.worker.pdeathsig import die_with_parent
 from headstart.worker.ports import control_bind_url, open_wiring
 from headstart.worker.recording import make_dispatcher, record_dispatcher
 from headstart.worker.spec import GatewaySpec, read_spec

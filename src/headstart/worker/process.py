@@ -35,10 +35,10 @@ from headstart.wire.sockets import Dealer, Router
 from headstart.worker.exits import Exit
 from headstart.worker.heartbeat import HeartbeatThread
 from headstart.worker.lock import NameLock, NameTaken, runtime_dir
-from headstart.worker.loop import LoopParts, Vitals, WorkerLoop
+from headstart.worker.loop import LoopHealth, LoopParts, WorkerLoop
 from headstart.worker.membership import MembershipLog
 from headstart.worker.messenger import GATEWAY, Messenger
-from headstart.worker.parent import die_with_parent
+from headstart.worker.pdeathsig import die_with_parent
 from headstart.worker.ports import OpenWiring, control_url, open_wiring, peer_url
 from headstart.worker.spec import WorkerSpec, default_names, read_spec, thread_environment, transfer_environment
 from headstart.worker.wake import Waker
@@ -96,7 +96,7 @@ def _run(spec: WorkerSpec) -> Exit:
         executor=built.executor,
         inbox=lines.messenger,
         clock=clock,
-        vitals=Vitals(clock.now()),
+        health=LoopHealth(clock.now()),
         runs_are_transfers=spec.role == "prefill",
     )
     join = Join(
@@ -151,7 +151,7 @@ def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_b
     """Join, run until drained, leave. Returns what the process ends with."""
     step = spec.settings.step
     heartbeat = HeartbeatThread(
-        join.worker, parts.vitals, parts.clock, lines.beats.send, _end_wedged, step.watchdog_timeout
+        join.worker, parts.health, parts.clock, lines.beats.send, _end_wedged, step.watchdog_timeout
     )
     line = LoadLine(spec.role, join.kv_spec.page_size, page_bytes)
     reporter = _Reporter(lines.messenger, join, line, MembershipLog(spec.join, parts.clock.now()), parts.clock)

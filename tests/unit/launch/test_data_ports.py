@@ -7,7 +7,7 @@ import pytest
 
 from headstart.cli import parse
 from headstart.config.settings import GatewaySettings, WorkerSettings
-from headstart.worker.serve import ServePlan, children
+from headstart.launch.serve import ServePlan, children
 from headstart.worker.spec import LogSpec, WorkerSpec, read_spec, transfer_environment
 
 

@@ -5,7 +5,7 @@ import pytest
 from headstart.cli import main
 from headstart.config.errors import ConfigError
 from headstart.config.settings import ClusterSettings, GatewaySettings, WorkerSettings
-from headstart.worker.serve import ServePlan, check_control_host, check_control_is_guarded
+from headstart.launch.serve import ServePlan, check_control_host, check_control_is_guarded
 from headstart.worker.spec import LogSpec
 
 

@@ -19,14 +19,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from headstart.config.errors import ConfigError
 from headstart.config.resolve import threads_for
 from headstart.config.settings import ClusterSettings, GatewaySettings, ModelSettings, WorkerSettings
+from headstart.launch.child import Child
+from headstart.launch.launcher import Launcher, LauncherPorts
 from headstart.model.info import parse_overrides, read_model_info
 from headstart.model.source import resolve_model
 from headstart.observe.logs import set_up_logging
 from headstart.wire.channels import TO_WORKER
 from headstart.wire.security import is_loopback
 from headstart.wire.sockets import Dealer
-from headstart.worker.child import Child
-from headstart.worker.launcher import Launcher, LauncherPorts
 from headstart.worker.ports import control_url, open_wiring
 from headstart.worker.spec import GatewaySpec, LogSpec, Role, WorkerSpec, encode_spec, served_name
 from headstart.worker.wake import Waker
