@@ -42,6 +42,7 @@ TORCH_FREE_FILES = (
     "worker/messenger.py",
     "worker/heartbeat.py",
     "launch/launcher.py",
+    "launch/topology.py",
     "cli.py",
 )
 TORCH = {"torch", "transformers", "triton", "safetensors"}

@@ -40,7 +40,14 @@ from headstart.worker.membership import MembershipLog
 from headstart.worker.messenger import GATEWAY, Messenger
 from headstart.worker.pdeathsig import die_with_parent
 from headstart.worker.ports import OpenWiring, control_url, open_wiring, peer_url
-from headstart.worker.spec import WorkerSpec, default_names, read_spec, thread_environment, transfer_environment
+from headstart.worker.spec import (
+    WorkerSpec,
+    default_names,
+    gpu_environment,
+    read_spec,
+    thread_environment,
+    transfer_environment,
+)
 from headstart.worker.wake import Waker
 
 JOIN_S = 1.0
@@ -73,7 +80,7 @@ def run_worker_process(spec: WorkerSpec) -> NoReturn:
 
 
 def _run(spec: WorkerSpec) -> Exit:
-    os.environ |= thread_environment(spec.num_threads) | transfer_environment(spec.is_local)
+    os.environ |= thread_environment(spec.num_threads) | transfer_environment(spec.is_local) | gpu_environment(spec.gpu)
     die_with_parent(spec.parent_pid)
     set_up_logging(spec.name or spec.role, spec.log.level, spec.log.as_json)
     refuse_conflicts(spec.settings)
