@@ -10,7 +10,7 @@ COMPILED = {
     "core": ("arrays", "clock", "layout", "sequence"),
     "kv": ("cache", "eviction", "leaves", "ledger", "shares", "tree"),
     "scheduler": ("*",),
-    "gateway": ("cluster", "dispatch", "entrance", "flush", "policy", "prefix_index", "registry", "router", "state", "unfinished"),
+    "gateway": ("cluster", "dispatch", "flush", "open_requests", "policy", "prefix_index", "registry", "router", "state"),
     "transfer": ("contract", "digest", "loopback", "pages"),
     "worker": ("loop",),
     "sim": ("blank", "build", "client", "clock", "cost", "executor", "launcher", "leap", "network", "reading", "timeline", "unsaid", "watermarks", "worker", "world"),

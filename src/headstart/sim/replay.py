@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headstart.core.arrays import Int32Array
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Failed, Finished, Flushed, Message, TokenDelta, Tokens
-from headstart.gateway.entrance import Entrance
+from headstart.gateway.dispatch import DispatcherApi
 from headstart.scheduler.protocol import Scheduler
 from headstart.transfer.contract import TransferError, TransferEvent
 from headstart.worker.recording import FLUSH_CLIENT, counted, make_dispatcher
@@ -219,7 +219,7 @@ def _do_schedule(scheduler: Scheduler, noted: Input, page_size: int) -> Effect |
     return None
 
 
-def _do_dispatch(dispatcher: Entrance, noted: Input, script: Script) -> Effect | None:
+def _do_dispatch(dispatcher: DispatcherApi, noted: Input, script: Script) -> Effect | None:
     match noted:
         case Received(sender, frame):
             dispatcher.handle(sender, message_in(frame))
@@ -277,7 +277,7 @@ class ScriptedDigests:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedSink:
-    """Satisfies `gateway.choice.Sink`: calls back as the client did."""
+    """Satisfies `gateway.choice_record.Sink`: calls back as the client did."""
 
     script: Script
     name: str

@@ -14,9 +14,8 @@ from headstart.core.arrays import int32_array
 from headstart.core.errors import InvariantError
 from headstart.core.messages import Message, WorkerRef
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
-from headstart.gateway.choice import Sink
-from headstart.gateway.dispatch import Dispatcher
-from headstart.gateway.entrance import Entrance
+from headstart.gateway.choice_record import Sink
+from headstart.gateway.dispatch import Dispatcher, DispatcherApi
 from headstart.kv.cache import PrefixCache
 from headstart.sim.blank import Tape
 from headstart.sim.build import MakeCache, OpenTape, Surroundings, build_worker
@@ -206,7 +205,7 @@ class World:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
-    def _make_gateway(self, seed: str, open_tape: OpenTape | None) -> tuple[Dispatcher, Entrance]:
+    def _make_gateway(self, seed: str, open_tape: OpenTape | None) -> tuple[Dispatcher, DispatcherApi]:
         """The gateway, and the way in to it."""
         spec, send = self.spec, partial(self.control.send, GATEWAY)
         if open_tape is None:

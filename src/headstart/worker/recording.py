@@ -16,7 +16,7 @@ from headstart.core.clock import Clock
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Failed, Finished, Flushed, Message, Submit, TokenDelta, Tokens, WorkerLoad
 from headstart.core.request import Request
-from headstart.gateway.choice import Sink
+from headstart.gateway.choice_record import Sink
 from headstart.gateway.dispatch import Dispatcher
 from headstart.gateway.flush import FlushDone
 from headstart.gateway.policy import POLICIES, MakePolicy
@@ -239,7 +239,7 @@ def make_dispatcher(spec: DispatcherSpec, clock: Clock, send: Send) -> Dispatche
 
 @dataclass(frozen=True, slots=True)
 class RecordedDispatcher:
-    """Satisfies `gateway.entrance.Entrance`. `inner` was made with `recorder` for a clock, and says what it sends."""
+    """Satisfies `gateway.dispatch.DispatcherApi`. `inner` was made with `recorder` for a clock, and says what it sends."""
 
     inner: Dispatcher
     recorder: Recorder
@@ -273,7 +273,7 @@ class RecordedDispatcher:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSink:
-    """Satisfies `gateway.choice.Sink`."""
+    """Satisfies `gateway.choice_record.Sink`."""
 
     inner: Sink
     recorder: Recorder
