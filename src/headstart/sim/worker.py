@@ -67,7 +67,7 @@ class Organs:
     cache: PrefixCache
     transport: Transport
     executor: FakeExecutor | BlankExecutor
-    recorded: Scheduler | None = None  # stands around `scheduler` where it is put on tape
+    recorded: Scheduler | None = None  # stands around `scheduler` where its decisions are logged
 
 
 class SimWorker:

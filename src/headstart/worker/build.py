@@ -45,11 +45,11 @@ from headstart.scheduler.protocol import Scheduler, Send
 from headstart.transfer.contract import Transport
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.nixl import NixlTransport
+from headstart.worker.decision_log import DecisionLog, open_decision_log
 from headstart.worker.limits import decode_limits, prefill_limits
-from headstart.worker.recording import record_scheduler
+from headstart.worker.recorder import record_scheduler
 from headstart.worker.schedulers import DecodeSpec, PrefillSpec, SchedulerPorts, SchedulerSpec, make_scheduler
 from headstart.worker.spec import WorkerSpec, served_name
-from headstart.worker.tape import TapeWriter, open_tape
 
 MEASURED_TOKENS = 128
 """Prompt tokens of the step that --chunked-prefill-size auto is measured with."""
@@ -80,7 +80,7 @@ class BuiltWorker:
     capacity_tokens: int
     model_name: str
     facts: dict[str, object]  # for the log
-    tape: TapeWriter | None  # to be closed when the loop has ended
+    log: DecisionLog | None  # to be closed when the loop has ended
 
 
 def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> BuiltWorker:
@@ -110,12 +110,12 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     verifies = resolve_verify(settings.transfer, device)
     scheduler_spec = _scheduler_spec(spec, worker, parts, verifies)
     scheduler_ports = SchedulerPorts(transport, digests, ports.clock, ports.send)
-    tape = open_tape(settings.record, str(worker), scheduler_spec)
+    decisions = open_decision_log(settings.record, str(worker), scheduler_spec)
     scheduler: Scheduler
-    if tape is None:
+    if decisions is None:
         scheduler = make_scheduler(scheduler_spec, scheduler_ports)
     else:
-        scheduler = record_scheduler(scheduler_spec, scheduler_ports, tape)
+        scheduler = record_scheduler(scheduler_spec, scheduler_ports, decisions)
     facts = {
         "weights_dtype": config.dtype,
         "kv_dtype": kv_spec.kv_dtype,
@@ -131,7 +131,7 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     }
     page_bytes = executor.pool.region.page_bytes
     name = served_name(spec.model, settings.model)
-    return BuiltWorker(scheduler, transport, executor, kv_spec, page_bytes, pool.context_len, name, facts, tape)
+    return BuiltWorker(scheduler, transport, executor, kv_spec, page_bytes, pool.context_len, name, facts, decisions)
 
 
 @dataclass(frozen=True, slots=True)

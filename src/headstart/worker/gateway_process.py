@@ -47,13 +47,13 @@ from headstart.wire.channels import FROM_WORKER
 from headstart.wire.errors import WireError
 from headstart.wire.security import is_loopback
 from headstart.wire.sockets import Router
+from headstart.worker.decision_log import DecisionLog, DispatcherSpec, open_decision_log
 from headstart.worker.exits import Exit
 from headstart.worker.http_protocol import TimeoutH11Protocol, connection_limits
 from headstart.worker.pdeathsig import die_with_parent
 from headstart.worker.ports import control_bind_url, open_wiring
-from headstart.worker.recording import make_dispatcher, record_dispatcher
+from headstart.worker.recorder import make_dispatcher, record_dispatcher
 from headstart.worker.spec import GatewaySpec, read_spec
-from headstart.worker.tape import DispatcherSpec, TapeWriter, open_tape
 
 TICK_S = 0.02
 """Longest the dispatcher is left alone while nothing comes in: bounds how late a deadline is noticed."""
@@ -108,8 +108,8 @@ async def _serve(spec: GatewaySpec) -> None:
     await serving
     line.stop()
     router.close()
-    if handle.tape is not None:
-        handle.tape.close()
+    if handle.log is not None:
+        handle.log.close()
 
 
 class _QuietServer(uvicorn.Server):
@@ -198,23 +198,22 @@ async def _tick(calls: DispatcherApi, refused: RefusedConnections) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherHandle:
-    """The dispatcher, the way in to it, and the tape that it leaves."""
+    """The dispatcher, the way in to it, and the log of its decisions."""
 
     dispatcher: Dispatcher
     calls: DispatcherApi
-    tape: TapeWriter | None
+    log: DecisionLog | None
 
 
 def build_dispatcher(spec: GatewaySpec, send: Send) -> DispatcherHandle:
-    """Raises ConfigError where a tape is asked for and cannot be made."""
+    """Raises ConfigError if a decision log is asked for and cannot be made."""
     clock, seed = MonotonicClock(), f"{SystemRandom().getrandbits(64):016x}"
     head = DispatcherSpec(DispatchLimits(), spec.settings.load_balance_method, served_fingerprint(spec), seed)
-    tape = open_tape(spec.worker.record, f"gateway.{time.time_ns()}", head)
-    if tape is None:
+    decisions = open_decision_log(spec.worker.record, f"gateway.{time.time_ns()}", head)
+    if decisions is None:
         dispatcher = make_dispatcher(head, clock, send)
         return DispatcherHandle(dispatcher, dispatcher, None)
-    recorded = record_dispatcher(head, clock, send, tape)
-    return DispatcherHandle(recorded.inner, recorded, tape)
+    return DispatcherHandle(*record_dispatcher(head, clock, send, decisions), decisions)
 
 
 def build_state(spec: GatewaySpec, handle: DispatcherHandle) -> GatewayState:

@@ -113,8 +113,8 @@ def _run(spec: WorkerSpec) -> Exit:
     try:
         status = _serve(spec, parts, lines, join, built.page_bytes)
     finally:
-        if built.tape is not None:
-            built.tape.close()
+        if built.log is not None:
+            built.log.close()
     built.executor.close()
     built.transport.close()
     lock.release()
