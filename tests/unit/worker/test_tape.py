@@ -11,6 +11,7 @@ from msgspec import structs
 from headstart.config.errors import ConfigError
 from headstart.core.arrays import int32_array
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec
+from headstart.core.kv_layout import KVLayout
 from headstart.core.messages import (
     Accepted,
     Failed,
@@ -32,7 +33,7 @@ from headstart.sim.replay_report import replay_folder, report
 from headstart.worker.recording import RecordedDispatcher, record_dispatcher
 from headstart.worker.tape import Call, DispatcherSpec, Received, TapeError, TapeWriter, frame_of, message_in, read_tape
 
-SPEC = KVSpec(PROTOCOL_VERSION, "model", 16, "float32", 1, 1, 1, "none")
+SPEC = KVSpec(PROTOCOL_VERSION, "model", "none", KVLayout.full(16, 1, 1, 1, "float32"))
 HEAD = DispatcherSpec(DispatchLimits(), "cache_aware", "model", "a seed")
 WORKERS = (WorkerRef("decode-0", 1), WorkerRef("decode-1", 1))
 Change = Callable[[Call], Call]
