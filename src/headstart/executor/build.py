@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 from headstart.attention.torch_cpu import CpuAttention
 from headstart.core.errors import WorkerError
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec
+from headstart.core.kv_layout import KVLayout
 from headstart.executor.allocator import keep_freed_memory
-from headstart.executor.pool import KVPool, PoolShape
+from headstart.executor.pool import KVPool
 from headstart.executor.runner import AttentionBackend, StepRunner, TorchExecutor
 from headstart.model.fuse import fuse
 from headstart.model.info import (
@@ -72,14 +73,11 @@ def choose_kv_dtype(name: str, dtype: str, device: str) -> str:
 
 def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = None) -> TorchExecutor:
     """Load the model, reserve the pool, start the thread, which calls `on_done` after each step. Raises WorkerError."""
-    kv_dtype = _DTYPES[_kv_dtype(config)]
     torch.set_num_threads(config.num_threads)
     if config.device == "cpu":
         keep_freed_memory()
     model = _load(config)
-    info = _info(config)
-    shape = PoolShape(config.num_pages, info.num_layers, info.num_kv_heads, config.page_size, info.head_dim)
-    pool = KVPool.allocate(shape, kv_dtype, config.device)
+    pool = KVPool.allocate(kv_layout(config, _info(config)), config.num_pages, config.device)
     executor = TorchExecutor(StepRunner(model, pool, _attention(config, pool)), config.num_threads, on_done)
     executor.start()
     return executor
@@ -92,13 +90,14 @@ def make_kv_spec(config: ExecutorConfig) -> KVSpec:
     return KVSpec(
         protocol_version=PROTOCOL_VERSION,
         model_fingerprint=model_fingerprint(config.weights),
-        page_size=config.page_size,
-        kv_dtype=_kv_dtype(config),
-        num_layers=info.num_layers,
-        num_kv_heads=info.num_kv_heads,
-        head_dim=info.head_dim,
         rope=rope_settings(content),
+        layout=kv_layout(config, info),
     )
+
+
+def kv_layout(config: ExecutorConfig, info: ModelInfo) -> KVLayout:
+    """How `config` stores the KV of a model."""
+    return KVLayout.full(config.page_size, info.num_layers, info.num_kv_heads, info.head_dim, _kv_dtype(config))
 
 
 def _load(config: ExecutorConfig) -> PreTrainedModel:

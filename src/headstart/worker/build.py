@@ -28,6 +28,7 @@ from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, Executor, Row
 from headstart.core.clock import Clock
 from headstart.core.identity import KVSpec
+from headstart.core.kv_layout import KVLayout
 from headstart.core.layout import pages_for
 from headstart.core.messages import WorkerRef
 from headstart.executor.build import (
@@ -54,7 +55,6 @@ from headstart.worker.spec import WorkerSpec, served_name
 MEASURED_TOKENS = 128
 """Prompt tokens of the step that --chunked-prefill-size auto is measured with."""
 NUM_PROBES = 2
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 log = logging.getLogger("headstart.worker")
 
@@ -118,7 +118,7 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
         scheduler = record_scheduler(scheduler_spec, scheduler_ports, decisions)
     facts = {
         "weights_dtype": config.dtype,
-        "kv_dtype": kv_spec.kv_dtype,
+        "kv_dtype": kv_spec.layout.dtype,
         "page_size": pool.page_size,
         "pool_tokens": pool.num_tokens,
         "chunked_prefill_size": step.chunked_prefill_size,
@@ -185,8 +185,8 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
 def dtype_and_token_bytes(wanted: str, device: str, info: ModelInfo) -> tuple[str, int]:
     """The type a model's weights have on `device`, and the bytes of one token's KV."""
     dtype = choose_dtype(wanted, device)
-    kv_bytes = DTYPE_BYTES[kv_dtype_of(dtype, device)]
-    return dtype, info.num_layers * 2 * info.num_kv_heads * info.head_dim * kv_bytes
+    stored = kv_dtype_of(dtype, device)
+    return dtype, KVLayout.full(1, info.num_layers, info.num_kv_heads, info.head_dim, stored).token_bytes
 
 
 def kv_dtype_of(dtype: str, device: str) -> str:

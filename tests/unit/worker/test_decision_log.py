@@ -11,6 +11,7 @@ from msgspec import msgpack, structs
 from headstart.config.errors import ConfigError
 from headstart.core.arrays import int32_array
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec
+from headstart.core.kv_layout import KVLayout
 from headstart.core.messages import (
     Accepted,
     Failed,
@@ -34,7 +35,7 @@ from headstart.worker.call_codec import codecs_of, encode
 from headstart.worker.decision_log import Call, DecisionLog, DecisionLogError, DispatcherSpec, read_decision_log
 from headstart.worker.recorder import CLOCK, record_dispatcher
 
-SPEC = KVSpec(PROTOCOL_VERSION, "model", 16, "float32", 1, 1, 1, "none")
+SPEC = KVSpec(PROTOCOL_VERSION, "model", "none", KVLayout.full(16, 1, 1, 1, "float32"))
 HEAD = DispatcherSpec(DispatchLimits(), "cache_aware", "model", "a seed")
 WORKERS = (WorkerRef("decode-0", 1), WorkerRef("decode-1", 1))
 Change = Callable[[Call], Call]

@@ -103,7 +103,7 @@ def _worker(state: GatewayState, record: WorkerRecord, now: float) -> dict[str, 
         "loop_age_s": round(record.loop_age_s, 3),
         "capacity_tokens": record.join.capacity_tokens,
         "peer_address": record.join.peer_address,
-        "kv": msgspec.to_builtins(record.join.kv_spec),
+        "kv": record.join.kv_spec.described(),
         "open_choices": state.dispatcher.open_choices(record.ref),
         "load": msgspec.to_builtins(record.load),
     }
