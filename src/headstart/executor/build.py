@@ -1,7 +1,7 @@
 """From settings to a running executor: the dtype, the size of the pool, the attention backend."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from headstart.model.info import (
 )
 from headstart.model.linear import float16_weights_are_built, pack_linears, round_linears
 from headstart.model.load import load_model
+from headstart.model.self_test import SelfTest, TestPool, check_model, library_logits, num_test_pages
 from headstart.model.source import WeightSource
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,6 +46,9 @@ class ExecutorConfig:
     num_threads: int = 1  # torch threads of the step
     few_rows: bool = True  # False: steps are long chunks alone, as on a prefill worker
     grouped_attention: bool = True  # False reads a shared prefix once per row: for comparison
+    self_test: bool = (
+        True  # compare the loaded model's steps with the library's own forward, and refuse it if they differ
+    )
 
 
 def choose_dtype(name: str, device: str) -> str:
@@ -76,10 +80,12 @@ def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = N
     torch.set_num_threads(config.num_threads)
     if config.device == "cpu":
         keep_freed_memory()
-    model = _load(config)
+    model, expected = _load(config)
     info = _info(config)
     shape = PoolShape(config.num_pages, info.num_layers, info.num_kv_heads, config.page_size, info.head_dim)
     pool = KVPool.allocate(shape, kv_dtype, config.device)
+    if expected is not None:
+        _self_test(config, model, expected, replace(shape, num_pages=num_test_pages(config.page_size)))
     executor = TorchExecutor(StepRunner(model, pool, _attention(config, pool)), config.num_threads, on_done)
     executor.start()
     return executor
@@ -101,17 +107,27 @@ def make_kv_spec(config: ExecutorConfig) -> KVSpec:
     )
 
 
-def _load(config: ExecutorConfig) -> PreTrainedModel:
+def _self_test(config: ExecutorConfig, model: PreTrainedModel, expected: SelfTest, shape: PoolShape) -> None:
+    """Raise ModelRefused unless steps over a small pool of `shape` give what the library computes."""
+    attention = _attention(config, KVPool.allocate(shape, _DTYPES[_kv_dtype(config)], config.device))
+    pool = TestPool(attention.begin, shape.page_size, shape.num_layers)
+    dtype = _DTYPES[choose_dtype(config.dtype, config.device)]
+    check_model(model, expected, pool, dtype, _info(config).context_len)
+
+
+def _load(config: ExecutorConfig) -> tuple[PreTrainedModel, SelfTest | None]:
+    """The model, and what the library computes with it, taken before its modules are replaced."""
     dtype = choose_dtype(config.dtype, config.device)
     packs_float16 = _packs_float16(dtype, config.device)
     model = load_model(config.weights, torch.float32 if packs_float16 else _DTYPES[dtype], config.device)
+    expected = library_logits(model) if config.self_test else None
     if config.device == "cpu":
         fuse(model)
     if packs_float16 and config.few_rows:
         pack_linears(model)
     elif packs_float16:
         round_linears(model)
-    return model
+    return model, expected
 
 
 def _kv_dtype(config: ExecutorConfig) -> str:
