@@ -83,6 +83,11 @@ def decode_tiling(heads: HeadShape, tile: TileShape, page_size: int, num_sms: in
     )
 
 
+def one_launch_pays(num_rows: int) -> bool:
+    """Is a decode step of so many rows faster with `PlannedAttention(one_launch=True)`?"""
+    return num_rows <= 16
+
+
 def extend_tile(heads: HeadShape) -> TileShape:
     """The same for chunks of prompts."""
     return TileShape(128, 64 if heads.head_dim <= 128 else 32, warps=8, stages=3, programs_per_sm=1)
