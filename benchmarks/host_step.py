@@ -3,7 +3,7 @@
     python benchmarks/host_step.py [--running 128] [--prompt 2048] [--page-size 16] [--steps 400] [--record]
 
 Every request has its own tail on one of 8 shared prefixes; outputs fill pages as they would in service. With --record the
-scheduler is on tape, as under `headstart serve --record`, and the tape's bytes per step are told. Prints the distribution
+scheduler is recorded, as under `headstart serve --record`, and the log's bytes per step are told. Prints the distribution
 of the three calls' sum over the steps, garbage collection included, as one line of JSON.
 """
 
@@ -28,9 +28,9 @@ from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCrite
 from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.protocol import Scheduler
 from headstart.transfer.digest import HostDigests
-from headstart.worker.recording import record_scheduler
+from headstart.worker.decision_log import DecisionLog
+from headstart.worker.recorder import record_scheduler
 from headstart.worker.schedulers import DecodeSpec, SchedulerPorts, make_scheduler
-from headstart.worker.tape import TapeWriter
 
 NUM_PREFIXES = 8
 
@@ -50,7 +50,7 @@ class NoTransport:
         pass
 
 
-def build(args: argparse.Namespace, sent: Counter[str], tape_folder: Path) -> Scheduler:
+def build(args: argparse.Namespace, sent: Counter[str], log_folder: Path) -> Scheduler:
     pages_each = -(-(args.prompt + args.steps + 64) // args.page_size)
     limits = DecodeLimits(args.running, 4 * args.running, 1 << 20, 1 << 20, 1 << 20, 128, gateway_silence_s=1e9)
     kv_spec = KVSpec(PROTOCOL_VERSION, "none", args.page_size, "bfloat16", 1, 1, 1, "none")
@@ -61,7 +61,7 @@ def build(args: argparse.Namespace, sent: Counter[str], tape_folder: Path) -> Sc
     )
     if not args.record:
         return make_scheduler(spec, ports)
-    return record_scheduler(spec, ports, TapeWriter.create(tape_folder, "decode", spec, 1 << 30))
+    return record_scheduler(spec, ports, DecisionLog.create(log_folder, "decode", spec, 1 << 30))
 
 
 def submit(scheduler: Scheduler, args: argparse.Namespace) -> None:
@@ -105,17 +105,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--record", action="store_true")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="headstart-tape-") as folder:
+    with tempfile.TemporaryDirectory(prefix="headstart-decisions-") as folder:
         print(json.dumps(measure(args, Path(folder))))
 
 
-def measure(args: argparse.Namespace, tape_folder: Path) -> dict[str, Any]:
+def measure(args: argparse.Namespace, log_folder: Path) -> dict[str, Any]:
     sent: Counter[str] = Counter()
-    scheduler = build(args, sent, tape_folder)
+    scheduler = build(args, sent, log_folder)
     submit(scheduler, args)
     while scheduler.load().counters.get("output_tokens", 0) < args.running:
         one_step(scheduler)
-    num_bytes = tape_bytes(tape_folder)
+    num_bytes = log_bytes(log_folder)
     parts = [one_step(scheduler)[1] for _ in range(args.steps)]
     sums = sorted(1e3 * sum(part.values()) for part in parts)
     return {
@@ -129,12 +129,12 @@ def measure(args: argparse.Namespace, tape_folder: Path) -> dict[str, Any]:
         "ms_mean": round(statistics.fmean(sums), 3),
         "ms_p99": round(sums[int(0.99 * len(sums))], 3),
         **{f"ms_mean_{name}": round(1e3 * statistics.fmean(p[name] for p in parts), 3) for name in parts[0]},
-        "tape_bytes_per_step": round((tape_bytes(tape_folder) - num_bytes) / args.steps),
+        "log_bytes_per_step": round((log_bytes(log_folder) - num_bytes) / args.steps),
         "messages": dict(sent),
     }
 
 
-def tape_bytes(folder: Path) -> int:
+def log_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 

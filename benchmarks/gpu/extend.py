@@ -52,7 +52,7 @@ class Chunk:
         ids = np.random.default_rng(0).permutation(num_pages).astype(np.int32)
         shared = ids[: self.prefix // page]
         self.tables = [np.concatenate([shared, part]) for part in np.split(ids[len(shared) :], rows)]
-        pool = random_pool((num_pages, 2, 2, heads.num_kv_heads, page, heads.head_dim), fp8, card.device)
+        pool = random_pool((num_pages, heads.num_kv_heads, 2, 2, page, heads.head_dim), fp8, card.device)
         scales = tuple(torch.ones(heads.num_kv_heads, device=card.device) for _ in range(2))
         self.kv = LayerKV.of_pool(pool, 1, scales if fp8 else None)  # type: ignore[arg-type]
         shape = (rows * new, heads.num_q_heads, heads.head_dim)

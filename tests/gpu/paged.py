@@ -167,7 +167,7 @@ def lay_out(spec: Spec, tree: Tree, q_lens: list[int] | None = None, seed: int =
 
 
 def poisoned_pool(spec: Spec, num_pages: int) -> torch.Tensor:
-    shape = (num_pages, 2, 2, spec.kv_heads, spec.page, spec.head_dim)
+    shape = (num_pages, spec.kv_heads, 2, 2, spec.page, spec.head_dim)
     if spec.fp8:
         return torch.full(shape, 0x7F, dtype=torch.uint8, device=spec.device).view(spec.dtype)
     return torch.full(shape, float("nan"), dtype=spec.dtype, device=spec.device)
@@ -175,13 +175,13 @@ def poisoned_pool(spec: Spec, num_pages: int) -> torch.Tensor:
 
 def fill(spec: Spec, pool: torch.Tensor, table: np.ndarray, kv_len: int) -> None:
     """Random KV for the tokens of a row that have none yet."""
-    layer = pool[:, 1]
+    layer = pool[:, :, 1]
     bits = layer.view(torch.uint8) if spec.fp8 else layer
     for i, page in enumerate(table.tolist()):
         used = min(spec.page, kv_len - i * spec.page)
         first = bits[page, 0, 0, 0, 0]
         if used > 0 and bool((first == 0x7F) if spec.fp8 else torch.isnan(first)):
-            values = torch.randn(2, spec.kv_heads, used, spec.head_dim, device=spec.device).to(spec.dtype)
+            values = torch.randn(spec.kv_heads, 2, used, spec.head_dim, device=spec.device).to(spec.dtype)
             bits[page, :, :, :used] = values.view(bits.dtype)
 
 
@@ -211,7 +211,7 @@ def reference_lse(batch: Batch) -> torch.Tensor:
 
 def stored(batch: Batch, part: int, table: np.ndarray, kv_len: int) -> torch.Tensor:
     """[q_heads, kv_len, head_dim] float64 keys or values of a row."""
-    pages = batch.pool[:, 1, part][torch.from_numpy(table.astype(np.int64)).to(batch.spec.device)]
+    pages = batch.pool[:, :, 1, part][torch.from_numpy(table.astype(np.int64)).to(batch.spec.device)]
     values = pages.to(torch.float32).double().transpose(0, 1).flatten(1, 2)[:, :kv_len]
     if batch.spec.fp8:
         values = values * batch.scales[part].double()[:, None, None]

@@ -108,8 +108,8 @@ class LayerKV:
     def of_pool(
         cls, pool: torch.Tensor, layer: int, scales: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> "LayerKV":
-        """Layer `layer` of a pool `[pages, layers, 2, kv_heads, page, head_dim]`."""
-        return cls(pool[:, layer, 0], pool[:, layer, 1], *(scales or ()))
+        """Layer `layer` of a pool `[pages, kv_heads, layers, 2, page, head_dim]`."""
+        return cls(pool[:, :, layer, 0], pool[:, :, layer, 1], *(scales or ()))
 
     @property
     def is_fp8(self) -> bool:

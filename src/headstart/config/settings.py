@@ -159,10 +159,10 @@ class RecordSettings:
     """What a process keeps of its decisions, to repeat them with `headstart replay`."""
 
     record: str = ""
-    """Folder for tapes, one file a process, of everything that its scheduler was told and decided. Prompts and answers
+    """Folder for decision logs, one file a process: everything that its scheduler was told and decided. Prompts and answers
     are in them as token ids; only their owner can read them. Empty: none."""
     record_max_mb: int = 1024
-    """Megabytes after which a tape ends."""
+    """Megabytes after which a log ends."""
 
     def __post_init__(self) -> None:
         require(self.record_max_mb >= 1, f"--record-max-mb must be at least 1, got {self.record_max_mb}")

@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 from headstart.attention.torch_cpu import CpuAttention
 from headstart.core.errors import WorkerError
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec
+from headstart.core.kv_layout import KVLayout
 from headstart.executor.allocator import keep_freed_memory
-from headstart.executor.pool import KVPool, PoolShape
+from headstart.executor.pool import KVPool
 from headstart.executor.runner import AttentionBackend, StepRunner, TorchExecutor
 from headstart.model.fuse import fuse
 from headstart.model.info import (
@@ -24,6 +25,7 @@ from headstart.model.info import (
 )
 from headstart.model.linear import float16_weights_are_built, pack_linears, round_linears
 from headstart.model.load import load_model
+from headstart.model.self_test import SelfTest, TestPool, check_model, library_logits, num_test_pages
 from headstart.model.source import WeightSource
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,6 +47,7 @@ class ExecutorConfig:
     num_threads: int = 1  # torch threads of the step
     few_rows: bool = True  # False: steps are long chunks alone, as on a prefill worker
     grouped_attention: bool = True  # False reads a shared prefix once per row: for comparison
+    self_test: bool = True  # refuse a model whose steps differ from the library's own forward
 
 
 def choose_dtype(name: str, device: str) -> str:
@@ -72,14 +75,14 @@ def choose_kv_dtype(name: str, dtype: str, device: str) -> str:
 
 def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = None) -> TorchExecutor:
     """Load the model, reserve the pool, start the thread, which calls `on_done` after each step. Raises WorkerError."""
-    kv_dtype = _DTYPES[_kv_dtype(config)]
     torch.set_num_threads(config.num_threads)
     if config.device == "cpu":
         keep_freed_memory()
-    model = _load(config)
-    info = _info(config)
-    shape = PoolShape(config.num_pages, info.num_layers, info.num_kv_heads, config.page_size, info.head_dim)
-    pool = KVPool.allocate(shape, kv_dtype, config.device)
+    model, expected = _load(config)
+    layout = kv_layout(config, _info(config))
+    pool = KVPool.allocate(layout, config.num_pages, config.device)
+    if expected is not None:
+        _self_test(config, model, expected, layout)
     executor = TorchExecutor(StepRunner(model, pool, _attention(config, pool)), config.num_threads, on_done)
     executor.start()
     return executor
@@ -92,26 +95,37 @@ def make_kv_spec(config: ExecutorConfig) -> KVSpec:
     return KVSpec(
         protocol_version=PROTOCOL_VERSION,
         model_fingerprint=model_fingerprint(config.weights),
-        page_size=config.page_size,
-        kv_dtype=_kv_dtype(config),
-        num_layers=info.num_layers,
-        num_kv_heads=info.num_kv_heads,
-        head_dim=info.head_dim,
         rope=rope_settings(content),
+        layout=kv_layout(config, info),
     )
 
 
-def _load(config: ExecutorConfig) -> PreTrainedModel:
+def kv_layout(config: ExecutorConfig, info: ModelInfo) -> KVLayout:
+    """How `config` stores the KV of a model."""
+    return KVLayout.full(config.page_size, info.num_layers, info.num_kv_heads, info.head_dim, _kv_dtype(config))
+
+
+def _self_test(config: ExecutorConfig, model: PreTrainedModel, expected: SelfTest, layout: KVLayout) -> None:
+    """Raise ModelRefused unless steps over a small pool of `layout` give what the library computes."""
+    info = _info(config)
+    attention = _attention(config, KVPool.allocate(layout, num_test_pages(config.page_size), config.device))
+    pool = TestPool(attention.begin, config.page_size, info.num_layers)
+    check_model(model, expected, pool, _DTYPES[choose_dtype(config.dtype, config.device)], info.context_len)
+
+
+def _load(config: ExecutorConfig) -> tuple[PreTrainedModel, SelfTest | None]:
+    """The model, and what the library computes with it, taken before its modules are replaced."""
     dtype = choose_dtype(config.dtype, config.device)
     packs_float16 = _packs_float16(dtype, config.device)
     model = load_model(config.weights, torch.float32 if packs_float16 else _DTYPES[dtype], config.device)
+    expected = library_logits(model) if config.self_test else None
     if config.device == "cpu":
         fuse(model)
     if packs_float16 and config.few_rows:
         pack_linears(model)
     elif packs_float16:
         round_linears(model)
-    return model
+    return model, expected
 
 
 def _kv_dtype(config: ExecutorConfig) -> str:

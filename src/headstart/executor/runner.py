@@ -122,7 +122,7 @@ class TorchExecutor:
     def warm_up(self, num_tokens: int = 32) -> None:
         """Run a prompt and a few decode rows through pages 0.., before any of them is in use. Not concurrently with
         launch; afterwards the first request finds code, buffers and weights in memory."""
-        page_size, num_pages = self.pool.shape.page_size, self.pool.shape.num_pages
+        page_size, num_pages = self.pool.layout.page_size, self.pool.num_pages
         num_tokens = min(num_tokens, num_pages * page_size - 1)
         pages = int32_array(np.arange(pages_for(num_tokens + 1, page_size)))
         tokens = int32_array(np.zeros(num_tokens))

@@ -8,7 +8,7 @@ class DispatchLimits:
     """Limits of one gateway's dispatcher."""
 
     max_unfinished: int = 4096  # choices held at once; beyond this a submission is answered BUSY
-    max_setbacks: int = 8  # hand-overs of one choice that may come to nothing
+    max_failed_attempts: int = 8  # hand-overs of one choice that may come to nothing
     suspect_after_s: float = 1.0  # silence after which a worker gets no new work
     dead_after_s: float = 3.0  # silence after which its requests fail over
     stale_loop_s: float = 2.0  # heartbeats come but the loop does not: no new work

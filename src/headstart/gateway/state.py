@@ -10,9 +10,8 @@ from headstart.core.clock import Clock
 from headstart.core.errors import ErrorCode, RequestError
 from headstart.core.identity import cache_owner
 from headstart.gateway.api.auth import KeyRing
-from headstart.gateway.dispatch import Dispatcher
-from headstart.gateway.entrance import Entrance
-from headstart.gateway.job import Job
+from headstart.gateway.dispatch import Dispatcher, DispatcherApi
+from headstart.gateway.generation import Generation
 from headstart.gateway.model import ServedModel
 from headstart.gateway.token_memory import TokenMemory
 from headstart.observe.metrics import GatewayMetrics
@@ -31,13 +30,15 @@ class HttpLimits:
 
 
 @dataclass(slots=True)
-class OpenJobs:
-    """Jobs being answered. open ─► draining (nothing new) ─► empty"""
+class OpenGenerations:
+    """Generations that are being answered. open ─► draining (nothing new) ─► empty"""
 
     max_per_tenant: int = 0  # choices that one tenant may have open; 0: no bound
-    max_prompt_tokens: int = 16 << 20  # of all open jobs, each choice counted: they wait in this process's memory
+    max_prompt_tokens: int = (
+        16 << 20
+    )  # of all that are open, each choice counted: prompts wait in this process's memory
     is_draining: bool = False
-    jobs: set[Job] = field(default_factory=set)
+    open: set[Generation] = field(default_factory=set)
     _num_open: Counter[bytes] = field(default_factory=Counter)  # choices of each tenant
     _num_prompt_tokens: int = 0
 
@@ -52,30 +53,30 @@ class OpenJobs:
             message = f"this API key may have {self.max_per_tenant} requests open, try again when some have ended"
             raise RequestError(ErrorCode.BUSY, message)
 
-    def add(self, job: Job) -> None:
+    def add(self, generation: Generation) -> None:
         """Raises RequestError where it is one too many for its tenant, or too much beside what is open."""
-        self.check_room(job.work.namespace, job.work.num_total)
-        if self.jobs and self._num_prompt_tokens + job.work.num_prompt_tokens > self.max_prompt_tokens:
+        self.check_room(generation.spec.namespace, generation.spec.num_total)
+        if self.open and self._num_prompt_tokens + generation.spec.num_prompt_tokens > self.max_prompt_tokens:
             raise RequestError(ErrorCode.BUSY, "too many long prompts wait, try again later")
-        self._num_prompt_tokens += job.work.num_prompt_tokens
-        self._num_open[cache_owner(job.work.namespace)] += job.work.num_total
-        self.jobs.add(job)
+        self._num_prompt_tokens += generation.spec.num_prompt_tokens
+        self._num_open[cache_owner(generation.spec.namespace)] += generation.spec.num_total
+        self.open.add(generation)
 
-    def discard(self, job: Job) -> None:
-        job.close()
-        if job not in self.jobs:
+    def discard(self, generation: Generation) -> None:
+        generation.close()
+        if generation not in self.open:
             return
-        self.jobs.remove(job)
-        self._num_prompt_tokens -= job.work.num_prompt_tokens
-        owner = cache_owner(job.work.namespace)
-        self._num_open[owner] -= job.work.num_total
+        self.open.remove(generation)
+        self._num_prompt_tokens -= generation.spec.num_prompt_tokens
+        owner = cache_owner(generation.spec.namespace)
+        self._num_open[owner] -= generation.spec.num_total
         if not self._num_open[owner]:
             del self._num_open[owner]
 
     def abandon(self) -> None:
         """End what still runs: streams get an error event."""
-        for job in list(self.jobs):
-            job.close(ErrorCode.UNAVAILABLE, "the server is shutting down")
+        for generation in list(self.open):
+            generation.close(ErrorCode.UNAVAILABLE, "the server is shutting down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,11 @@ class Telemetry:
 class GatewayState:
     model: ServedModel
     dispatcher: Dispatcher  # to look at
-    entrance: Entrance  # to call
+    calls: DispatcherApi  # to call
     memory: TokenMemory
     keys: KeyRing
     telemetry: Telemetry
-    jobs: OpenJobs
+    generations: OpenGenerations
     rng: Random
     limits: HttpLimits
 

@@ -24,7 +24,7 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextChunk:
     """What a step added to a choice."""
 
     choice: int
@@ -34,7 +34,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class Done:
     """The choice is complete. `num_tokens` is what the client is billed for."""
 
     choice: int
@@ -52,7 +52,7 @@ class Failure:
     message: str
 
 
-Event = Piece | End | Failure
+Event = TextChunk | Done | Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,16 @@ class StopRules:
 
 
 @dataclass(slots=True)
-class Answer:
+class ChoiceOutput:
     """Everything one choice has produced so far."""
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    end: End | None = None
+    end: Done | None = None
 
-    def add(self, event: Piece | End) -> None:
-        if isinstance(event, End):
+    def add(self, event: TextChunk | Done) -> None:
+        if isinstance(event, Done):
             self.end = event
             return
         self.text.append(event.text)
@@ -112,7 +112,7 @@ class ChoiceStream:
             if self._matcher.matched is not None:
                 break
         self._num_tokens += taken
-        self._emit(Piece(self._choice, text, delta.token_ids[:taken], tuple(_logprobs(delta, taken))))
+        self._emit(TextChunk(self._choice, text, delta.token_ids[:taken], tuple(_logprobs(delta, taken))))
         if self._matcher.matched is not None:
             self._stop_worker()
 
@@ -122,11 +122,11 @@ class ChoiceStream:
             text = self._matcher.push(self._detokenizer.finish()) + self._matcher.finish()
             matched = self._matcher.matched  # the last bytes may complete a stop string
             if text:
-                self._emit(Piece(self._choice, text, ()))
+                self._emit(TextChunk(self._choice, text, ()))
         reason = finished.finish_reason if matched is None else "stop"
         stop_reason = matched if matched is not None else self._stop_id(finished)
         attempts = finished.ref.attempt + 1
-        self._emit(End(self._choice, reason, self._num_tokens, finished.stats, stop_reason, attempts))
+        self._emit(Done(self._choice, reason, self._num_tokens, finished.stats, stop_reason, attempts))
 
     def on_failed(self, failed: Failed) -> None:
         self._emit(Failure(self._choice, failed.code, failed.message))

@@ -1,4 +1,4 @@
-"""Dequantise a GGUF file into a model folder. Exact: weights are stored as the float32 values that the blocks encode.
+"""Dequantise a GGUF model into a model folder. Exact: weights are stored as the float32 values that the blocks encode.
 
 Built for the `llama` architecture with a byte-level BPE vocabulary of the `smollm` kind; everything else is refused by
 name. Facts of the format: llama.cpp's gguf-py and its convert_hf_to_gguf.py.
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, ReaderTensor, dequantize
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from headstart.core.errors import WorkerError
+from headstart.model.refused import ModelRefused, shortened
 
 _SPECIAL = (3, 4)  # token types CONTROL and USER_DEFINED
 _TOP_NAMES = {
@@ -22,6 +23,8 @@ _TOP_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
+_OPTIONAL = frozenset({"output.weight"})
+"""Without it the output weights are the embedding's."""
 _BLOCK_NAMES = {
     "attn_q.weight": "self_attn.q_proj.weight",
     "attn_k.weight": "self_attn.k_proj.weight",
@@ -45,7 +48,7 @@ class _Fields:
     def __getitem__(self, key: str) -> Any:
         field = self._reader.fields.get(key)
         if field is None:
-            raise WorkerError(f"{self._path} has no field {key!r}")
+            raise ModelRefused(f"{self._path} has no field {key!r}")
         return field.contents()
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -53,21 +56,26 @@ class _Fields:
         return default if field is None else field.contents()
 
 
-def convert_gguf(gguf: Path, folder: Path, progress: Any) -> None:
-    """Write config, weights and tokenizer of `gguf` into the existing empty `folder`. Raises WorkerError."""
-    try:
-        reader = GGUFReader(str(gguf))
-    except (ValueError, OSError, IndexError, KeyError) as error:
-        raise WorkerError(f"{gguf} is not a readable GGUF file: {error}") from error
-    fields = _Fields(reader, gguf)
+def convert_gguf(parts: list[Path], folder: Path, progress: Any) -> None:
+    """Write config, weights and tokenizer of the model in `parts` (one file, or all parts of a split one in order) into
+    the existing empty `folder`. Raises WorkerError."""
+    readers = [_reader(part) for part in parts]
+    gguf = parts[0]
+    fields = _Fields(readers[0], gguf)
+    _check_split(fields, parts)
     _check_supported(fields, gguf)
-    config = _model_config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+    tensors = [tensor for reader in readers for tensor in reader.tensors]
+    config = _model_config(fields, tied=all(tensor.name != "output.weight" for tensor in tensors))
+    _check_complete([tensor.name for tensor in tensors], fields["llama.block_count"], gguf)
     weights: dict[str, NDArray[np.float32]] = {}
-    for done, tensor in enumerate(reader.tensors):
-        progress(f"dequantising {gguf.name}", done, len(reader.tensors))
+    for done, tensor in enumerate(tensors):
+        progress(f"dequantising {gguf.name}", done, len(tensors))
         weights[_hf_name(tensor.name, gguf)] = _dequantised(tensor, config)
-    progress("writing weights", len(reader.tensors), len(reader.tensors))
-    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    progress("writing weights", len(tensors), len(tensors))
+    try:
+        save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    except SafetensorError as error:  # its text for a full disk; an OSError elsewhere
+        raise OSError(f"writing weights failed: {error}") from error
     _write_json(folder / "config.json", config)
     _write_json(
         folder / "generation_config.json",
@@ -76,16 +84,46 @@ def convert_gguf(gguf: Path, folder: Path, progress: Any) -> None:
     _write_tokenizer(fields, config, folder)
 
 
+def _reader(gguf: Path) -> GGUFReader:
+    with gguf.open("rb") as file:
+        if file.read(11) == b"version htt":
+            raise ModelRefused(f"{gguf} is a Git LFS pointer, not the model; run `git lfs pull` in its folder")
+    try:
+        return GGUFReader(str(gguf))
+    except (ValueError, OSError, IndexError, KeyError) as error:
+        raise ModelRefused(f"{gguf} is not a readable GGUF file: {error}") from error
+
+
+def _check_split(fields: _Fields, parts: list[Path]) -> None:
+    count = int(fields.get("split.count", 0)) or 1
+    if count != len(parts):
+        raise ModelRefused(
+            f"{parts[0]} states {count} parts (split.count), and {len(parts)} are named as its parts; keep all of them "
+            f"in one folder under their names, NAME-00001-of-{count:05}.gguf and so on"
+        )
+
+
+def _check_complete(present: list[str], num_blocks: int, gguf: Path) -> None:
+    wanted = set(_TOP_NAMES) - _OPTIONAL
+    wanted |= {f"blk.{block}.{name}" for block in range(num_blocks) for name in _BLOCK_NAMES}
+    if missing := sorted(wanted - set(present)):
+        raise ModelRefused(f"{gguf} lacks {len(missing)} tensors: {shortened(missing)}")
+    if len(set(present)) != len(present):
+        raise ModelRefused(f"{gguf} holds a tensor twice")
+    if beyond := sorted(name for name in present if name not in wanted | _OPTIONAL):
+        raise ModelRefused(f"{gguf} holds tensors that are not converted: {shortened(beyond)}")
+
+
 def _check_supported(fields: _Fields, gguf: Path) -> None:
     expected = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
     for key, value in expected.items():
         if fields[key] != value:
-            raise WorkerError(f"{gguf} has {key} = {fields[key]!r}; only {value!r} can be converted")
+            raise ModelRefused(f"{gguf} has {key} = {fields[key]!r}; only {value!r} can be converted")
     if fields.get("llama.rope.scaling.type", "none") != "none":
-        raise WorkerError(f"{gguf} uses rope scaling {fields['llama.rope.scaling.type']!r}, which is not converted")
+        raise ModelRefused(f"{gguf} uses rope scaling {fields['llama.rope.scaling.type']!r}, which is not converted")
     heads, width = fields["llama.attention.head_count"], fields["llama.embedding_length"]
     if fields.get("llama.rope.dimension_count", width // heads) != width // heads:
-        raise WorkerError(f"{gguf} rotates only a part of each head, which is not converted")
+        raise ModelRefused(f"{gguf} rotates only a part of each head, which is not converted")
 
 
 def _model_config(fields: _Fields, tied: bool) -> dict[str, Any]:
@@ -118,7 +156,7 @@ def _hf_name(name: str, gguf: Path) -> str:
         return _TOP_NAMES[name]
     block, _, rest = name.removeprefix("blk.").partition(".")
     if not name.startswith("blk.") or rest not in _BLOCK_NAMES:
-        raise WorkerError(f"{gguf} holds a tensor {name!r}, which is not converted")
+        raise ModelRefused(f"{gguf} holds a tensor {name!r}, which is not converted")
     return f"model.layers.{block}.{_BLOCK_NAMES[rest]}"
 
 

@@ -2,13 +2,25 @@
 
 import hashlib
 import json
-import os
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from headstart.core.errors import WorkerError
+from headstart.model.digests import file_digest
 from headstart.model.source import WeightSource, cache_dir, weight_files
+
+SERVED_CONTEXT = "served_context_len"
+"""Key laid over config.json: the context that position scaling is fixed for, where it would depend on the step."""
+
+log = logging.getLogger("headstart.model")
+
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads")
+_CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "model_max_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +62,115 @@ def read_model_info(folder: Path, overrides: dict[str, Any] | None = None) -> Mo
     config = read_model_config(folder, overrides)
     architectures = config.get("architectures") or [config.get("model_type", "")]
     try:
-        heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
-        return ModelInfo(
-            name=folder.name,
-            architecture=str(architectures[0]),
-            vocab_size=int(config["vocab_size"]),
-            context_len=int(config["max_position_embeddings"]),
-            eos_token_ids=_eos_token_ids(folder, config),
-            num_layers=int(config["num_hidden_layers"]),
-            num_heads=heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or width // heads),
-        )
-    except KeyError as error:
-        raise WorkerError(f"{folder / 'config.json'} does not describe a causal language model: no {error}") from error
+        sizes = geometry(config)
+        vocab_size = _stated(config, "vocabulary size", ("vocab_size",))
+    except WorkerError as error:
+        raise WorkerError(f"{folder / 'config.json'}: {error}") from error
+    return ModelInfo(
+        name=folder.name,
+        architecture=str(architectures[0]),
+        vocab_size=vocab_size,
+        context_len=min(sizes.context_len, int(config.get(SERVED_CONTEXT) or sizes.context_len)),
+        eos_token_ids=_eos_token_ids(folder, config),
+        num_layers=sizes.num_layers,
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The sizes of a model's attention, whatever its configuration class calls them."""
+
+    context_len: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def geometry(config: dict[str, Any]) -> Geometry:
+    """Read the sizes under any of the names that the library's configuration classes have for them.
+
+    Raises WorkerError, naming what is looked for, if one is not stated.
+    """
+    width = _stated(config, "width", _WIDTHS)
+    heads = _stated(config, "number of attention heads", _HEADS)
+    return Geometry(
+        context_len=_stated(config, "context length", _CONTEXTS),
+        num_layers=_stated(config, "number of layers", _LAYERS),
+        num_heads=heads,
+        num_kv_heads=_num_kv_heads(config, heads),
+        head_dim=int(config.get("head_dim") or width // heads),
+    )
+
+
+def _num_kv_heads(config: dict[str, Any], heads: int) -> int:
+    if (stated := config.get("num_key_value_heads")) is not None:
+        return int(stated)
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        return 1  # gpt_bigcode, falcon
+    nested = config.get("attn_config")
+    of_nested = nested.get("kv_n_heads") if isinstance(nested, dict) else None  # dbrx, mpt
+    return int(config.get("num_kv_heads") or of_nested or heads)
+
+
+def _stated(config: dict[str, Any], what: str, names: tuple[str, ...]) -> int:
+    for name in names:
+        if isinstance(value := config.get(name), int) and value > 0:
+            return value
+    raise WorkerError(
+        f"model type {config.get('model_type', 'unknown')!r} states no {what}; looked for {', '.join(names)}"
+    )
+
+
+def rope_sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Each group of rotary settings: one for the model, or one for each kind of layer."""
+    for key in ("rope_scaling", "rope_parameters"):
+        section = config.get(key)
+        if isinstance(section, dict):
+            nested = [one for one in section.values() if isinstance(one, dict)]
+            yield from nested or [section]
+
+
+def fix_context(folder: Path, overrides: str, context_length: int | Literal["auto"]) -> str:
+    """`overrides` with the context that position scaling is to be fixed for, if it would otherwise depend on the step.
+
+    Rope types with two sets of factors (longrope) choose one by the longest sequence of a step, so that a row's keys
+    would depend on its neighbours. With `context_length` "auto" the context is cut to the original one, where the
+    short factors always hold and every answer is the library's; with a longer one, the long factors hold for all.
+    """
+    given = parse_overrides(overrides)
+    config = read_model_config(folder, given)
+    original = original_context(config)
+    if original is None or SERVED_CONTEXT in config:
+        return overrides
+    whole = geometry(config).context_len
+    served = min(original if context_length == "auto" else context_length, whole)
+    log.warning(
+        "the position scaling of this model is fixed for one context",
+        extra={
+            "context_len": served,
+            "factors": "short" if served <= original else "long",
+            "hint": f"--context-length above {original}, at most {whole}, fixes the long factors for all requests",
+        },
+    )
+    return json.dumps(given | {SERVED_CONTEXT: served}, sort_keys=True)
+
+
+def original_context(config: dict[str, Any]) -> int | None:
+    """Tokens up to which a model with two sets of rope factors uses the short ones; None if it has one set."""
+    for section in rope_sections(config):
+        if section.get("rope_type", section.get("type")) in ("longrope", "su"):
+            stated = config.get("original_max_position_embeddings") or section.get("original_max_position_embeddings")
+            return int(stated or geometry(config).context_len)
+    return None
 
 
 def rope_settings(config: dict[str, Any]) -> str:
     """The rotary settings in one canonical line: equal lines mean interchangeable KV."""
-    keys = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+    keys = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", SERVED_CONTEXT)
     return json.dumps({key: config[key] for key in keys if config.get(key) is not None}, sort_keys=True)
 
 
@@ -87,26 +189,10 @@ def model_fingerprint(source: WeightSource, cache: Path | None = None) -> str:
         files = weight_files(source.folder)
         if not files:
             raise WorkerError(f"{source.folder} holds no *.safetensors weights")
-        parts += [(b"weights", _file_digest(path, cache or cache_dir())) for path in files]
+        parts += [(b"weights", file_digest(path, cache or cache_dir())) for path in files]
     for kind, part in parts:
         digest.update(kind + len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
-
-
-def _file_digest(path: Path, cache: Path) -> bytes:
-    path = path.resolve()
-    stat = path.stat()
-    key = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}".encode()).hexdigest()
-    remembered = cache / "digests" / key
-    if remembered.is_file():
-        return bytes.fromhex(remembered.read_text())
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    remembered.parent.mkdir(parents=True, exist_ok=True)
-    staging = remembered.with_name(f".{key}.{os.getpid()}")
-    staging.write_text(digest.hexdigest())
-    staging.rename(remembered)
-    return digest.digest()
 
 
 def _eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:

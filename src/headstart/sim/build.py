@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 from msgspec import structs
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from headstart.core.layout import PoolRegion
 from headstart.core.messages import Join, Message, Prefill, WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.protocol import Send
+from headstart.scheduler.protocol import Scheduler, Send
 from headstart.sim.blank import BlankExecutor, Tape
 from headstart.sim.clock import VirtualClock
 from headstart.sim.executor import FakeExecutor, Model
@@ -23,14 +24,14 @@ from headstart.sim.worker import Organs, SimWorker
 from headstart.transfer.contract import PageDigests
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import LoopbackNetwork
-from headstart.worker.recording import RecordedScheduler, Recorder, recorded_ports
+from headstart.worker.decision_log import DecisionLog, Head
+from headstart.worker.recorder import Recorder, recorded_ports
 from headstart.worker.schedulers import DecodeSpec, PrefillSpec, SchedulerPorts, SchedulerSpec, scheduler_over
-from headstart.worker.tape import Head, TapeWriter
 
 MakeCache = Callable[[int, int], PrefixCache]
 """(num_pages, page_size): a test may take something away from the real one."""
-OpenTape = Callable[[str, Head], TapeWriter]
-"""(name, head): a tape for a worker or the gateway."""
+OpenLog = Callable[[str, Head], DecisionLog]
+"""(name, head): a decision log for a worker or the gateway."""
 PREFILL, DECODE = "prefill", "decode"
 
 
@@ -45,7 +46,7 @@ class Surroundings:
     book: ContextBook
     tape: Tape
     make_cache: MakeCache = PrefixCache
-    open_tape: OpenTape | None = None
+    open_log: OpenLog | None = None
 
 
 def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker:
@@ -65,13 +66,13 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     jumps = spec.modelling.jumps and not is_prefill
     ports = SchedulerPorts(transport, device.digests, around.clock, unsaid.send if jumps else send)
     parts = _scheduler_spec(ref, is_prefill, transport.descriptor(), around)
-    if around.open_tape is None:
+    if around.open_log is None:
         scheduler, recorded = scheduler_over(parts, ports, cache), None
     else:
-        recorder = Recorder(around.open_tape(str(ref), parts), around.clock)
-        scheduler = scheduler_over(parts, recorded_ports(ports, recorder), cache)
-        recorder.built()
-        recorded = RecordedScheduler(scheduler, recorder, spec.page_size)
+        recorder = Recorder(around.open_log(str(ref), parts), around.clock)
+        recorded_by = recorded_ports(ports, recorder)
+        scheduler = recorder.build(lambda: scheduler_over(parts, recorded_by, cache))
+        recorded = recorder.part(cast(Scheduler, scheduler), Scheduler)
     capacity = spec.prefill.capacity_tokens if is_prefill else spec.decode.context_len
     join = Join(ref, PREFILL if is_prefill else DECODE, spec.kv_spec, f"sim://{ref}", capacity, lock_domain="sim")
     worker = SimWorker(join, Organs(scheduler, cache, transport, device.executor, recorded), around.clock, send, number)

@@ -21,7 +21,7 @@ from headstart.core.request import ChoiceRef, Request, StopCriteria
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode.remote_prefill import Phase
 from headstart.scheduler.decode.scheduler import DecodeScheduler
-from headstart.sim.build import MakeCache, OpenTape
+from headstart.sim.build import MakeCache, OpenLog
 from headstart.sim.chaos_plan import (
     CONTEXT_LEN,
     Burst,
@@ -95,10 +95,10 @@ def run_seed(
     *,
     with_states: bool = False,
     make_cache: MakeCache = PrefixCache,
-    open_tape: OpenTape | None = None,
+    open_log: OpenLog | None = None,
 ) -> tuple[Tally, Timeline]:
     """Carry out a seed's plan. Raises SeedFailed. `with_states` also follows where every request stands."""
-    run = ChaosRun(draw_plan(seed), seed, with_states, make_cache, open_tape)
+    run = ChaosRun(draw_plan(seed), seed, with_states, make_cache, open_log)
     try:
         return run.run(), run.timeline
     except Exception as error:
@@ -128,9 +128,9 @@ class ChaosRun:
         seed: int,
         with_states: bool = False,
         make_cache: MakeCache = PrefixCache,
-        open_tape: OpenTape | None = None,
+        open_log: OpenLog | None = None,
     ) -> None:
-        self.world = World(plan.spec, seed, make_cache, open_tape)
+        self.world = World(plan.spec, seed, make_cache, open_log)
         self.timeline = Timeline(self.world.clock)
         self.tally = Tally(seeds=1)
         self._plan = plan

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from headstart.core.messages import Failed, Finished, TokenDelta
-from headstart.gateway.stream import Answer, ChoiceStream, Event, Failure, StopRules
+from headstart.gateway.stream import ChoiceOutput, ChoiceStream, Event, Failure, StopRules
 from headstart.sim.client import Handle
 
 NUM_LETTERS = 26
@@ -24,11 +24,11 @@ class Letters:
 
 
 class Reader:
-    """Satisfies `gateway.choice.Sink`: the gateway's own stream between dispatcher and client. `handle` sees the same."""
+    """Satisfies `gateway.choice_record.Sink`: the gateway's own stream between dispatcher and client. `handle` sees the same."""
 
     def __init__(self, handle: Handle, stops: tuple[str, ...], stop_worker: Callable[[], None]) -> None:
         self.handle = handle
-        self.answer = Answer()
+        self.answer = ChoiceOutput()
         rules = StopRules(frozenset(handle.request.stop.stop_token_ids), frozenset(), stops)
         self._stream = ChoiceStream(handle.request.ref.choice, Letters(), rules, self._emit, stop_worker)
 

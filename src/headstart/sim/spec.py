@@ -8,7 +8,7 @@ from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import MakePolicy, prefix_affinity
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.sim.cost import LinkCost, StepCost, linear_cost
-from headstart.sim.watermarks import MARK_BYTES
+from headstart.sim.watermarks import marks_layout
 
 SMALL_PREFILL = PrefillLimits(max_running_requests=8, chunked_prefill_size=16, credit_tokens=128, capacity_tokens=256)
 SMALL_DECODE = DecodeLimits(
@@ -70,7 +70,7 @@ class WorldSpec:
 
     @property
     def kv_spec(self) -> KVSpec:
-        return KVSpec(PROTOCOL_VERSION, "watermarks", self.page_size, "uint64", 1, 1, 1, "none")
+        return KVSpec(PROTOCOL_VERSION, "watermarks", "none", marks_layout(self.page_size))
 
     @property
     def page_bytes(self) -> int:
@@ -80,4 +80,4 @@ class WorldSpec:
     @property
     def mark_bytes(self) -> int:
         """As a pool of watermarks holds them."""
-        return self.page_size * MARK_BYTES
+        return marks_layout(self.page_size).page_bytes

@@ -14,11 +14,16 @@ from numpy.typing import NDArray
 
 from headstart.core.arrays import Int32Array
 from headstart.core.batch import SampleSpec
+from headstart.core.kv_layout import KVLayout, PageGroup, Part
 from headstart.core.request import SamplingParams
 
 Marks = NDArray[np.uint64]
-MARK_BYTES = 8
 _MASK = (1 << 64) - 1
+
+
+def marks_layout(page_size: int) -> KVLayout:
+    """A pool of watermarks: one number a token."""
+    return KVLayout(page_size, (PageGroup(1, (Part("mark", 1, 1, "uint64"),)),))
 
 
 def _mix(mark: int, value: int) -> int:

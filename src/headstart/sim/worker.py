@@ -20,7 +20,7 @@ from headstart.sim.executor import FakeExecutor
 from headstart.sim.fast_forward import FastForward
 from headstart.sim.unsaid import Unsaid
 from headstart.transfer.contract import Transport
-from headstart.worker.loop import IDLE_S, POLL_S, LoopParts, Vitals, WorkerLoop
+from headstart.worker.loop import IDLE_S, POLL_S, LoopHealth, LoopParts, WorkerLoop
 
 GATEWAY = "gateway"
 SHORTEST_S = POLL_S / 10
@@ -67,7 +67,7 @@ class Organs:
     cache: PrefixCache
     transport: Transport
     executor: FakeExecutor | BlankExecutor
-    recorded: Scheduler | None = None  # stands around `scheduler` where it is put on tape
+    recorded: Scheduler | None = None  # stands around `scheduler` where its decisions are logged
 
 
 class SimWorker:
@@ -85,7 +85,7 @@ class SimWorker:
         self._checked_at: int | None = None  # changes, when they were last proven right
         self._clock = clock
         self._send = send
-        self._vitals = Vitals(clock.now())
+        self._vitals = LoopHealth(clock.now())
         parts = LoopParts(
             organs.recorded or organs.scheduler,
             organs.transport,

@@ -14,12 +14,11 @@ from headstart.core.arrays import int32_array
 from headstart.core.errors import InvariantError
 from headstart.core.messages import Message, WorkerRef
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
-from headstart.gateway.choice import Sink
-from headstart.gateway.dispatch import Dispatcher
-from headstart.gateway.entrance import Entrance
+from headstart.gateway.choice_record import Sink
+from headstart.gateway.dispatch import Dispatcher, DispatcherApi
 from headstart.kv.cache import PrefixCache
 from headstart.sim.blank import Tape
-from headstart.sim.build import MakeCache, OpenTape, Surroundings, build_worker
+from headstart.sim.build import MakeCache, OpenLog, Surroundings, build_worker
 from headstart.sim.client import Handle
 from headstart.sim.clock import NEVER, Agenda, VirtualClock
 from headstart.sim.launcher import Processes, SimLauncher
@@ -29,8 +28,8 @@ from headstart.sim.spec import WorldSpec
 from headstart.sim.watermarks import ContextBook
 from headstart.sim.worker import GATEWAY, SimWorker
 from headstart.transfer.loopback import Judge, LoopbackNetwork
-from headstart.worker.recording import policy_name, record_dispatcher
-from headstart.worker.tape import DispatcherSpec
+from headstart.worker.decision_log import DispatcherSpec
+from headstart.worker.recorder import policy_name, record_dispatcher
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -43,7 +42,7 @@ class World:
         spec: WorldSpec | None = None,
         seed: int = 0,
         make_cache: MakeCache = PrefixCache,
-        open_tape: OpenTape | None = None,
+        open_log: OpenLog | None = None,
     ) -> None:
         self.spec = spec or WorldSpec()
         self.clock = VirtualClock()
@@ -60,9 +59,9 @@ class World:
         self.links = self._make_links(random.Random(f"links {seed}"))
         outputs = Tape(self.spec.vocab_size)
         self._surroundings = Surroundings(
-            self.spec, self.clock, self.links, self.control, ContextBook(), outputs, make_cache, open_tape
+            self.spec, self.clock, self.links, self.control, ContextBook(), outputs, make_cache, open_log
         )
-        self.gateway, self._entrance = self._make_gateway(f"gateway {seed}", open_tape)
+        self.gateway, self._entrance = self._make_gateway(f"gateway {seed}", open_log)
         self._gateway_wake = 0.0
         self._gateway_has_heard = False  # and has not looked at the time since
         self._launcher = SimLauncher(
@@ -206,15 +205,14 @@ class World:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
-    def _make_gateway(self, seed: str, open_tape: OpenTape | None) -> tuple[Dispatcher, Entrance]:
+    def _make_gateway(self, seed: str, open_log: OpenLog | None) -> tuple[Dispatcher, DispatcherApi]:
         """The gateway, and the way in to it."""
         spec, send = self.spec, partial(self.control.send, GATEWAY)
-        if open_tape is None:
+        if open_log is None:
             gateway = Dispatcher(self.clock, send, random.Random(seed), spec.dispatch, spec.make_policy)
             return gateway, gateway
         head = DispatcherSpec(spec.dispatch, policy_name(spec.make_policy), "", seed)
-        recorded = record_dispatcher(head, self.clock, send, open_tape(GATEWAY, head))
-        return recorded.inner, recorded
+        return record_dispatcher(head, self.clock, send, open_log(GATEWAY, head))
 
     def _make_links(self, rng: random.Random) -> LoopbackNetwork:
         link = self.spec.timing.link

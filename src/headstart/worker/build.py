@@ -28,6 +28,7 @@ from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, Executor, Row
 from headstart.core.clock import Clock
 from headstart.core.identity import KVSpec
+from headstart.core.kv_layout import KVLayout
 from headstart.core.layout import pages_for
 from headstart.core.messages import WorkerRef
 from headstart.executor.build import (
@@ -45,16 +46,15 @@ from headstart.scheduler.protocol import Scheduler, Send
 from headstart.transfer.contract import Transport
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.nixl import NixlTransport
+from headstart.worker.decision_log import DecisionLog, open_decision_log
 from headstart.worker.limits import decode_limits, prefill_limits
-from headstart.worker.recording import record_scheduler
+from headstart.worker.recorder import record_scheduler
 from headstart.worker.schedulers import DecodeSpec, PrefillSpec, SchedulerPorts, SchedulerSpec, make_scheduler
 from headstart.worker.spec import WorkerSpec, served_name
-from headstart.worker.tape import TapeWriter, open_tape
 
 MEASURED_TOKENS = 128
 """Prompt tokens of the step that --chunked-prefill-size auto is measured with."""
 NUM_PROBES = 2
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 log = logging.getLogger("headstart.worker")
 
@@ -80,7 +80,7 @@ class BuiltWorker:
     capacity_tokens: int
     model_name: str
     facts: dict[str, object]  # for the log
-    tape: TapeWriter | None  # to be closed when the loop has ended
+    log: DecisionLog | None  # to be closed when the loop has ended
 
 
 def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> BuiltWorker:
@@ -110,15 +110,15 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     verifies = resolve_verify(settings.transfer, device)
     scheduler_spec = _scheduler_spec(spec, worker, parts, verifies)
     scheduler_ports = SchedulerPorts(transport, digests, ports.clock, ports.send)
-    tape = open_tape(settings.record, str(worker), scheduler_spec)
+    decisions = open_decision_log(settings.record, str(worker), scheduler_spec)
     scheduler: Scheduler
-    if tape is None:
+    if decisions is None:
         scheduler = make_scheduler(scheduler_spec, scheduler_ports)
     else:
-        scheduler = record_scheduler(scheduler_spec, scheduler_ports, tape)
+        scheduler = record_scheduler(scheduler_spec, scheduler_ports, decisions)
     facts = {
         "weights_dtype": config.dtype,
-        "kv_dtype": kv_spec.kv_dtype,
+        "kv_dtype": kv_spec.layout.dtype,
         "page_size": pool.page_size,
         "pool_tokens": pool.num_tokens,
         "chunked_prefill_size": step.chunked_prefill_size,
@@ -131,7 +131,7 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     }
     page_bytes = executor.pool.region.page_bytes
     name = served_name(spec.model, settings.model)
-    return BuiltWorker(scheduler, transport, executor, kv_spec, page_bytes, pool.context_len, name, facts, tape)
+    return BuiltWorker(scheduler, transport, executor, kv_spec, page_bytes, pool.context_len, name, facts, decisions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +185,8 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
 def dtype_and_token_bytes(wanted: str, device: str, info: ModelInfo) -> tuple[str, int]:
     """The type a model's weights have on `device`, and the bytes of one token's KV."""
     dtype = choose_dtype(wanted, device)
-    kv_bytes = DTYPE_BYTES[kv_dtype_of(dtype, device)]
-    return dtype, info.num_layers * 2 * info.num_kv_heads * info.head_dim * kv_bytes
+    stored = kv_dtype_of(dtype, device)
+    return dtype, KVLayout.full(1, info.num_layers, info.num_kv_heads, info.head_dim, stored).token_bytes
 
 
 def kv_dtype_of(dtype: str, device: str) -> str:

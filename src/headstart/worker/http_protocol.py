@@ -39,7 +39,7 @@ def connection_limits() -> ConnectionLimits:
     return ConnectionLimits(max_connections=max(1, descriptors - SPARE_DESCRIPTORS))
 
 
-class ImpatientProtocol(H11Protocol):
+class TimeoutH11Protocol(H11Protocol):
     """One connection."""
 
     def __init__(self, limits: ConnectionLimits, **uvicorn: Any) -> None:

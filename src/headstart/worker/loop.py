@@ -39,7 +39,7 @@ class Inbox(Protocol):
         ...
 
 
-class Vitals:
+class LoopHealth:
     """What the loop last said of itself. One thread writes, another reads: an assignment is atomic."""
 
     def __init__(self, now: float) -> None:
@@ -65,7 +65,7 @@ class LoopParts:
     executor: Executor
     inbox: Inbox
     clock: Clock
-    vitals: Vitals
+    health: LoopHealth
     runs_are_transfers: bool  # prefill: whatever runs may have writes open
 
 
@@ -129,11 +129,11 @@ class WorkerLoop:
         if launched_at is not None and now - launched_at > STEP_PATIENCE_S:
             alive_at = launched_at + STEP_PATIENCE_S  # work last went on then
         if now - self.published_at < PUBLISH_S:
-            self._parts.vitals.touch(alive_at)
+            self._parts.health.touch(alive_at)
             return
         load = self._parts.scheduler.load()
         self.published_at = now
-        self._parts.vitals.publish(alive_at, load)
+        self._parts.health.publish(alive_at, load)
         self._on_publish(load)
 
     def _take_stock(self) -> None:

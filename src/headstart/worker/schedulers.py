@@ -16,7 +16,7 @@ from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.scheduler.prefill.scheduler import PrefillPorts, PrefillScheduler
 from headstart.scheduler.protocol import Scheduler, Send
 from headstart.transfer.contract import PageDigests, Transport
-from headstart.worker.uncached import UncachedScheduler
+from headstart.worker.no_cache import UncachedScheduler
 
 
 class DecodeSpec(Struct, frozen=True, tag="decode"):

@@ -1,4 +1,4 @@
-"""Bad input gets a clear 4xx in OpenAI's shape that names the field, leaks nothing, and reaches no worker."""
+"""Bad input gets a clear 4xx in OpenAI's format that names the field, leaks nothing, and reaches no worker."""
 
 import json
 

@@ -365,7 +365,7 @@ def test_a_client_that_leaves_cancels_its_choices(stream, tokens):
         await call_and_leave(world, chat_body(stream=stream, n=2), seen)
         assert world.dispatcher.num_unfinished == 0
         assert len(world.cancelled) == 2
-        assert not world.state.jobs.jobs
+        assert not world.state.generations.open
 
     run(go())
 
@@ -437,7 +437,7 @@ def test_health_and_readiness_follow_the_workers_and_take_no_slot():
         async with world.client() as http:
             assert (await http.get("/health")).status_code == 200
             assert (await http.get("/ready")).status_code == 200
-            world.state.jobs.is_draining = True
+            world.state.generations.is_draining = True
             assert (await http.get("/ready")).status_code == 503
             assert (await http.post("/v1/chat/completions", json=chat_body())).status_code == 503
         assert world.requests == []

@@ -90,7 +90,7 @@ CASES = [(*operation, mode) for operation in OPERATIONS for mode in MODES if is_
 def test_every_answer_is_one_that_the_document_describes(method: str, path: str, mode: str) -> None:
     world = fuzz(method, path, mode, num_examples=10)
     assert world.dispatcher.num_unfinished == 0
-    assert not world.state.jobs.jobs
+    assert not world.state.generations.open
 
 
 @pytest.mark.full
@@ -100,7 +100,7 @@ def test_every_answer_is_one_that_the_document_describes(method: str, path: str,
 def test_every_answer_is_one_that_the_document_describes_at_length(method: str, path: str, mode: str) -> None:
     world = fuzz(method, path, mode, num_examples=150)
     assert world.dispatcher.num_unfinished == 0
-    assert not world.state.jobs.jobs
+    assert not world.state.generations.open
 
 
 @pytest.mark.parametrize("status", ["200", "400"])

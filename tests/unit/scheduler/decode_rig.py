@@ -17,6 +17,7 @@ from headstart.core.arrays import EMPTY, Int32Array, int32_array
 from headstart.core.batch import Batch, BatchOutput, Row, Sampled
 from headstart.core.errors import ErrorCode
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec, cache_namespace
+from headstart.core.kv_layout import KVLayout
 from headstart.core.messages import (
     Cancel,
     CancelTicket,
@@ -119,7 +120,7 @@ class Rig:
         self.cache = Watched(cache) if watches else cache
         self.pool = np.zeros((num_pages, page_size), dtype=np.int64)
         self.mail: list[tuple[str, Message]] = []
-        spec = KVSpec(PROTOCOL_VERSION, "model", page_size, "uint8", 1, 1, 1, "none")
+        spec = KVSpec(PROTOCOL_VERSION, "model", "none", KVLayout.full(page_size, 1, 1, 1, "uint8"))
         self.digests = HostDigests(self.pool.view(np.uint8))
         clock, post = HandClock(self), lambda to, message: self.mail.append((to, message))
         ports = DecodePorts(b"pool", PAGE_BYTES, clock, post, self.digests if verifies else None)

@@ -24,7 +24,7 @@ from headstart.scheduler.prefill.scheduler import PrefillPorts, PrefillScheduler
 from headstart.sim.clock import VirtualClock
 from headstart.sim.cost import linear_cost
 from headstart.sim.executor import FakeExecutor, Model
-from headstart.sim.watermarks import MARK_BYTES, ContextBook
+from headstart.sim.watermarks import ContextBook, marks_layout
 from headstart.transfer.contract import Notice
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import LoopbackNetwork, LoopbackTransport
@@ -36,7 +36,7 @@ LIMITS = PrefillLimits(max_running_requests=4, chunked_prefill_size=16, credit_t
 
 
 def spec_of(page_size: int) -> KVSpec:
-    return KVSpec(PROTOCOL_VERSION, "watermarks", page_size, "uint64", 1, 1, 1, "none")
+    return KVSpec(PROTOCOL_VERSION, "watermarks", "none", marks_layout(page_size))
 
 
 class Caller:
@@ -46,7 +46,7 @@ class Caller:
         self.worker = worker
         self.name = str(worker)
         self.pool = np.zeros((num_pages, rig.page_size), dtype=np.uint64)
-        region = PoolRegion(0, num_pages, rig.page_size * MARK_BYTES)
+        region = PoolRegion(0, num_pages, marks_layout(rig.page_size).page_bytes)
         self.transport = rig.links.transport(self.name, self.pool.reshape(-1).view(np.uint8), region)
         self.mail: list[Message] = []
         self.notices: list[ChunkNotice] = []
@@ -103,7 +103,7 @@ class Rig:
         self.clock = VirtualClock()
         self.links = LoopbackNetwork(random.Random(seed), self.clock, lambda num_bytes: transfer_s)
         pool = np.zeros((num_pages, page_size), dtype=np.uint64)
-        region = PoolRegion(0, num_pages, page_size * MARK_BYTES)
+        region = PoolRegion(0, num_pages, marks_layout(page_size).page_bytes)
         self.transport: LoopbackTransport = self.links.transport(str(PREFILL), pool.reshape(-1).view(np.uint8), region)
         self.cache = PrefixCache(num_pages, page_size)
         self.executor = FakeExecutor(Model(ContextBook(), 97, page_size, linear_cost(0.01, 0.0)), pool, self.clock)

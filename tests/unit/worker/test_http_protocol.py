@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import uvicorn
 
-from headstart.worker.http_protocol import ConnectionLimits, ImpatientProtocol, connection_limits
+from headstart.worker.http_protocol import ConnectionLimits, TimeoutH11Protocol, connection_limits
 from tests.unit.steady import PATIENCE_S, run_steadily
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -30,7 +30,7 @@ async def app(scope, receive, send) -> None:
 async def serving(limits: ConnectionLimits) -> AsyncIterator[int]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    protocol = partial(ImpatientProtocol, limits)
+    protocol = partial(TimeoutH11Protocol, limits)
     size = limits.max_head_bytes
     config = uvicorn.Config(app, http=protocol, h11_max_incomplete_event_size=size, log_config=None, lifespan="off")
     server = uvicorn.Server(config)

@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headstart.core.errors import RequestError
-from headstart.gateway.api import operate
+from headstart.gateway.api import admin_routes
 from headstart.gateway.api.auth import Tenant
 from headstart.gateway.api.body import Bodies, TooLarge
 from headstart.gateway.api.errors import INTERNAL_MESSAGE, ApiError, error_response, from_request_error
 from headstart.gateway.api.generate import prepare_chat, prepare_completion
 from headstart.gateway.api.openapi import describe
-from headstart.gateway.api.run import Prepared, run
-from headstart.gateway.meter import DispatchCollector
+from headstart.gateway.api.respond import Prepared, respond
+from headstart.gateway.request_metrics import DispatchCollector
 from headstart.gateway.state import GatewayState
 from headstart.wire.security import is_loopback
 
@@ -46,49 +46,49 @@ def _add_generation(app: FastAPI, state: GatewayState) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await run(state, request, await prepared(request, prepare_chat))
+        return await respond(state, request, await prepared(request, prepare_chat))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await run(state, request, await prepared(request, prepare_completion))
+        return await respond(state, request, await prepared(request, prepare_completion))
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         async with bodies.read(request, _authenticate(state, request)) as body:
-            return JSONResponse(await operate.tokenize(state, body))
+            return JSONResponse(await admin_routes.tokenize(state, body))
 
 
 def _add_operation(app: FastAPI, state: GatewayState) -> None:
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         _authenticate(state, request)
-        return JSONResponse(operate.models(state))
+        return JSONResponse(admin_routes.models(state))
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
         _authenticate(state, request)
         if name != state.model.name:
             raise ApiError(404, "this model is not served here", "model", "model_not_found")
-        return JSONResponse(operate.model_card(state))
+        return JSONResponse(admin_routes.model_card(state))
 
     @app.api_route("/flush_cache", methods=["GET", "POST"])
     async def flush_cache(request: Request) -> Response:
         _authorize(state, request)
-        return JSONResponse(await operate.flush_cache(state))
+        return JSONResponse(await admin_routes.flush_cache(state))
 
     @app.get("/cluster")
     async def cluster(request: Request) -> Response:
         _authorize(state, request)
-        return JSONResponse(operate.cluster(state))
+        return JSONResponse(admin_routes.cluster(state))
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         _authorize(state, request)
-        return operate.metrics(state)
+        return admin_routes.metrics(state)
 
     @app.get("/health")
     async def health() -> Response:
-        return operate.health(state)
+        return admin_routes.health(state)
 
     @app.get("/openapi.json")
     async def openapi() -> Response:
@@ -99,7 +99,7 @@ def _add_operation(app: FastAPI, state: GatewayState) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        return operate.ready(state)
+        return admin_routes.ready(state)
 
 
 def _authenticate(state: GatewayState, request: Request) -> Tenant:
@@ -127,11 +127,11 @@ def _is_ours(host: str) -> bool:
 
 def _admit(state: GatewayState, request: Request) -> Tenant:
     tenant = _authenticate(state, request)
-    if state.jobs.is_draining:
+    if state.generations.is_draining:
         raise ApiError(503, "the server is shutting down", code="unavailable")
     if state.dispatcher.is_full:
         raise ApiError(429, "too many unfinished requests, try again later", code="busy")
-    state.jobs.check_room(tenant.namespace(""))
+    state.generations.check_room(tenant.namespace(""))
     return tenant
 
 

@@ -1,4 +1,4 @@
-"""The two generating endpoints: checks a body and prepares the work."""
+"""The two generating endpoints: checks a body and prepares the spec."""
 
 import time
 from typing import Any
@@ -14,12 +14,12 @@ from headstart.gateway.api.params import (
     stop_criteria,
 )
 from headstart.gateway.api.prompts import encode, read_prompts, render_chat
-from headstart.gateway.api.run import Prepared
-from headstart.gateway.api.shapes import ChatShape, CompletionShape, Envelope
+from headstart.gateway.api.respond import Prepared
+from headstart.gateway.api.response_format import ChatFormat, CompletionFormat, ResponseEnvelope
 from headstart.gateway.api.validate import Fields
-from headstart.gateway.job import Work
+from headstart.gateway.generation import GenerationSpec
 from headstart.gateway.state import GatewayState
-from headstart.gateway.stream import Answer
+from headstart.gateway.stream import ChoiceOutput
 
 COMPLETION_DEFAULT_TOKENS = 16
 MAX_SALT_LEN = 1024
@@ -36,18 +36,18 @@ async def prepare_chat(state: GatewayState, body: dict[str, Any], tenant: Tenant
     names = ("max_completion_tokens", "max_tokens")
     max_tokens = output_budget(fields, names, len(prompt), state.context_len, None)
     top_logprobs = _chat_logprobs(fields)
-    work = _work(common, (prompt,), max_tokens, namespace, top_logprobs)
+    spec = _spec(common, (prompt,), max_tokens, namespace, top_logprobs)
 
-    def remember(answer: Answer) -> None:
+    def remember(answer: ChoiceOutput) -> None:
         state.memory.remember(namespace, render, prompt, "".join(answer.text), answer.token_ids)
 
-    envelope = _envelope(state, "chatcmpl", common, work)
+    envelope = _envelope(state, "chatcmpl", common, spec)
     return Prepared(
         envelope.response_id,
         "chat",
-        work,
+        spec,
         common,
-        ChatShape(envelope, state.model.tokenizer),
+        ChatFormat(envelope, state.model.tokenizer),
         {"remembered_tokens": len(recalled.ids), "text_divergence": recalled.divergence},
         remember,
     )
@@ -66,10 +66,10 @@ async def prepare_completion(state: GatewayState, body: dict[str, Any], tenant: 
     top_logprobs = None
     if fields.has("logprobs") and fields.raw("logprobs") is not False:
         top_logprobs = fields.integer("logprobs", 0, 0, MAX_TOP_LOGPROBS)
-    work = _work(common, prompts, max_tokens, namespace, top_logprobs)
-    envelope = _envelope(state, "cmpl", common, work)
-    shape = CompletionShape(envelope, state.model.tokenizer)
-    return Prepared(envelope.response_id, "completions", work, common, shape)
+    spec = _spec(common, prompts, max_tokens, namespace, top_logprobs)
+    envelope = _envelope(state, "cmpl", common, spec)
+    format = CompletionFormat(envelope, state.model.tokenizer)
+    return Prepared(envelope.response_id, "completions", spec, common, format)
 
 
 def check_model(state: GatewayState, fields: Fields) -> None:
@@ -96,10 +96,10 @@ def _chat_logprobs(fields: Fields) -> int | None:
     return num_top if wanted else None
 
 
-def _work(
+def _spec(
     common: Common, prompts: tuple[list[int], ...], max_tokens: int, namespace: bytes, top_logprobs: int | None
-) -> Work:
-    return Work(
+) -> GenerationSpec:
+    return GenerationSpec(
         prompts=prompts,
         num_choices=common.num_choices,
         sampling=common.sampling,
@@ -112,13 +112,13 @@ def _work(
     )
 
 
-def _envelope(state: GatewayState, prefix: str, common: Common, work: Work) -> Envelope:
-    return Envelope(
+def _envelope(state: GatewayState, prefix: str, common: Common, spec: GenerationSpec) -> ResponseEnvelope:
+    return ResponseEnvelope(
         response_id=f"{prefix}-{state.rng.getrandbits(128):032x}",
         created=int(time.time()),
         model=state.model.name,
-        prompts=work.prompts,
-        num_choices=work.num_choices,
+        prompts=spec.prompts,
+        num_choices=spec.num_choices,
         return_token_ids=common.return_token_ids,
-        with_logprobs=work.num_top_logprobs is not None,
+        with_logprobs=spec.num_top_logprobs is not None,
     )

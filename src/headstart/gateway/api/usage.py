@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.gateway.job import Work
-from headstart.gateway.stream import End
+from headstart.gateway.generation import GenerationSpec
+from headstart.gateway.stream import Done
 
 
-def build_usage(work: Work, ends: Sequence[End], extra: dict[str, Any]) -> dict[str, Any]:
+def build_usage(spec: GenerationSpec, ends: Sequence[Done], extra: dict[str, Any]) -> dict[str, Any]:
     """`cached_tokens`: prompt tokens whose KV was not computed for this request, so of sibling choices the least."""
-    prompt_tokens = sum(map(len, work.prompts))
+    prompt_tokens = sum(map(len, spec.prompts))
     completion_tokens = sum(end.num_tokens for end in ends)
-    cached = sum(min(_least(ends, prompt, work.num_choices), len(tokens)) for prompt, tokens in enumerate(work.prompts))
+    cached = sum(min(_least(ends, prompt, spec.num_choices), len(tokens)) for prompt, tokens in enumerate(spec.prompts))
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -21,12 +21,12 @@ def build_usage(work: Work, ends: Sequence[End], extra: dict[str, Any]) -> dict[
     }
 
 
-def _least(ends: Sequence[End], prompt: int, num_choices: int) -> int:
+def _least(ends: Sequence[Done], prompt: int, num_choices: int) -> int:
     mine = (end.stats.cached_tokens for end in ends if end.choice // num_choices == prompt)
     return min(mine, default=0)
 
 
-def _costs(ends: Sequence[End]) -> dict[str, Any]:
+def _costs(ends: Sequence[Done]) -> dict[str, Any]:
     """Of one choice as it is; of several: prefixes of the first, sums of the rest."""
     if not ends:
         return {}

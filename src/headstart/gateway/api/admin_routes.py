@@ -38,7 +38,7 @@ def health(state: GatewayState) -> JSONResponse:
 
 def ready(state: GatewayState) -> JSONResponse:
     """200 while new requests would be taken."""
-    is_ready = state.dispatcher.is_ready and not state.jobs.is_draining
+    is_ready = state.dispatcher.is_ready and not state.generations.is_draining
     return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
 
@@ -71,7 +71,7 @@ async def flush_cache(state: GatewayState) -> dict[str, Any]:
         if not answer.done():
             answer.set_result((ok, num_pages))
 
-    state.entrance.flush(settle)
+    state.calls.flush(settle)
     ok, num_pages = await answer
     if not ok:
         raise ApiError(400, "a worker is busy or did not answer: not every cache was flushed", code="busy")
@@ -84,7 +84,7 @@ def cluster(state: GatewayState) -> dict[str, Any]:
     return {
         "model": state.model.name,
         "ready": dispatcher.is_ready,
-        "draining": state.jobs.is_draining,
+        "draining": state.generations.is_draining,
         "context_len": state.context_len,
         "unfinished": dispatcher.num_unfinished,
         "remembered_tokens": state.memory.num_tokens,
@@ -99,11 +99,11 @@ def _worker(state: GatewayState, record: WorkerRecord, now: float) -> dict[str, 
         "incarnation": record.ref.incarnation,
         "role": record.join.role,
         "state": record.state.value,
-        "silent_s": round(now - record.heard_at, 3),
+        "silent_s": round(now - record.last_seen_at, 3),
         "loop_age_s": round(record.loop_age_s, 3),
         "capacity_tokens": record.join.capacity_tokens,
         "peer_address": record.join.peer_address,
-        "kv": msgspec.to_builtins(record.join.kv_spec),
+        "kv": record.join.kv_spec.described(),
         "open_choices": state.dispatcher.open_choices(record.ref),
         "load": msgspec.to_builtins(record.load),
     }

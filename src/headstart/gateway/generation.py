@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
-from headstart.gateway.entrance import Entrance
-from headstart.gateway.stream import ChoiceStream, End, Event, Failure, Piece, StopRules
+from headstart.gateway.dispatch import DispatcherApi
+from headstart.gateway.stream import ChoiceStream, Done, Event, Failure, StopRules, TextChunk
 from headstart.text.detokenizer import make_detokenizer
 from headstart.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class GenerationSpec:
     """What to generate: `num_choices` answers to each prompt, numbered prompt by prompt."""
 
     prompts: tuple[list[int], ...]
@@ -44,25 +44,25 @@ class Work:
         return sum(map(len, self.prompts)) * self.num_choices
 
 
-class Job:
-    """Submits Work and yields its events in order of arrival."""
+class Generation:
+    """Submits a GenerationSpec and yields its events in order of arrival."""
 
-    def __init__(self, job_id: str, work: Work, entrance: Entrance, max_buffered: int) -> None:
-        self.job_id = job_id
-        self.work = work
-        self._entrance = entrance
+    def __init__(self, generation_id: str, spec: GenerationSpec, calls: DispatcherApi, max_buffered: int) -> None:
+        self.generation_id = generation_id
+        self.spec = spec
+        self._calls = calls
         self._max_buffered = max_buffered
         self._events: deque[Event] = deque()
         self._wake = asyncio.Event()
-        self._num_open = work.num_total
+        self._num_open = spec.num_total
         self._closed = False
 
     def submit(self, tokenizer: TextTokenizer) -> None:
         for index in range(self._num_open):
-            prompt, choice = divmod(index, self.work.num_choices)
+            prompt, choice = divmod(index, self.spec.num_choices)
             if self._closed:
                 return
-            self._entrance.submit(self._request(prompt, choice), self._stream(prompt, choice, tokenizer))
+            self._calls.submit(self._request(prompt, choice), self._stream(prompt, choice, tokenizer))
 
     async def wait_first(self) -> None:
         """Return once there is an event to judge the request by."""
@@ -87,8 +87,8 @@ class Job:
 
     def close(self, code: ErrorCode = ErrorCode.CANCELLED, message: str = "cancelled") -> None:
         """Give up whatever is still open. Safe to repeat."""
-        for prompt in range(len(self.work.prompts)):
-            self._entrance.cancel(self._request_id(prompt), code, message)
+        for prompt in range(len(self.spec.prompts)):
+            self._calls.cancel(self._request_id(prompt), code, message)
 
     async def _wait(self) -> None:
         self._wake.clear()
@@ -97,8 +97,8 @@ class Job:
     def _put(self, event: Event) -> None:
         if self._closed:
             return
-        self._num_open -= isinstance(event, End | Failure)
-        if len(self._events) >= self._max_buffered and isinstance(event, Piece):
+        self._num_open -= isinstance(event, Done | Failure)
+        if len(self._events) >= self._max_buffered and isinstance(event, TextChunk):
             self._events.clear()
             event = Failure(event.choice, ErrorCode.CANCELLED, "the client reads too slowly")
         self._events.append(event)
@@ -108,29 +108,29 @@ class Job:
             self.close()
 
     def _request_id(self, prompt: int) -> str:
-        return f"{self.job_id}-{prompt}"
+        return f"{self.generation_id}-{prompt}"
 
     def _request(self, prompt: int, choice: int) -> Request:
         return Request(
             ChoiceRef(self._request_id(prompt), choice),
-            int32_array(self.work.prompts[prompt]),
-            self.work.sampling,
-            self.work.stop,
-            self.work.namespace,
-            self.work.deadline_s,
-            num_top_logprobs=self.work.num_top_logprobs,
+            int32_array(self.spec.prompts[prompt]),
+            self.spec.sampling,
+            self.spec.stop,
+            self.spec.namespace,
+            self.spec.deadline_s,
+            num_top_logprobs=self.spec.num_top_logprobs,
         )
 
     def _stream(self, prompt: int, choice: int, tokenizer: TextTokenizer) -> ChoiceStream:
         request_id = self._request_id(prompt)
         return ChoiceStream(
-            prompt * self.work.num_choices + choice,
-            make_detokenizer(tokenizer, self.work.skip_special_tokens),
-            self.work.rules,
+            prompt * self.spec.num_choices + choice,
+            make_detokenizer(tokenizer, self.spec.skip_special_tokens),
+            self.spec.rules,
             self._put,
-            lambda: self._entrance.stop(request_id, choice),
+            lambda: self._calls.stop(request_id, choice),
         )
 
 
-def all_choices(work: Work) -> Sequence[int]:
-    return range(work.num_total)
+def all_choices(spec: GenerationSpec) -> Sequence[int]:
+    return range(spec.num_total)

@@ -21,8 +21,8 @@ LAUNCHER = """
 import os, sys, zmq
 from headstart.wire.channels import TO_WORKER
 from headstart.wire.sockets import Dealer, Wiring
-from headstart.worker.child import Child
-from headstart.worker.launcher import Launcher, LauncherPorts
+from headstart.launch.child import Child
+from headstart.launch.launcher import Launcher, LauncherPorts
 from headstart.worker.wake import Waker
 address, script, log = sys.argv[1:4]
 def child(name, role):
@@ -35,7 +35,7 @@ sys.exit(Launcher(children, ports, 50.0, lambda: print("ready", flush=True)).run
 """
 CHILD = """
 import os, signal, sys, time
-from headstart.worker.parent import die_with_parent
+from headstart.worker.pdeathsig import die_with_parent
 name, log, parent_pid, incarnation = sys.argv[1:5]
 die_with_parent(int(parent_pid))
 def note(what):

@@ -19,14 +19,15 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from headstart.config.errors import ConfigError
 from headstart.config.resolve import threads_for
 from headstart.config.settings import ClusterSettings, GatewaySettings, ModelSettings, WorkerSettings
+from headstart.launch.child import Child
+from headstart.launch.launcher import Launcher, LauncherPorts
+from headstart.launch.topology import Topology
 from headstart.model.info import parse_overrides, read_model_info
 from headstart.model.source import resolve_model
 from headstart.observe.logs import set_up_logging
 from headstart.wire.channels import TO_WORKER
 from headstart.wire.security import is_loopback
 from headstart.wire.sockets import Dealer
-from headstart.worker.child import Child
-from headstart.worker.launcher import Launcher, LauncherPorts
 from headstart.worker.ports import control_url, open_wiring
 from headstart.worker.spec import GatewaySpec, LogSpec, Role, WorkerSpec, encode_spec, served_name
 from headstart.worker.wake import Waker
@@ -39,8 +40,7 @@ class ServePlan:
     model: str
     gateway: GatewaySettings
     worker: WorkerSettings
-    num_prefill: int
-    num_decode: int
+    topology: Topology
     log: LogSpec
 
     @property
@@ -59,8 +59,12 @@ def serve(plan: ServePlan) -> int:
     folder = prepare_model(plan.model, console)
     check_context(folder, plan.worker.model)
     plan = replace(plan, gateway=with_admin_key(plan.gateway))
-    num_workers = plan.num_prefill + plan.num_decode
-    console.print(f"starting gateway, {plan.num_prefill} prefill and {plan.num_decode} decode, model {plan.model_name}")
+    topology = plan.topology
+    num_workers = topology.num_prefill + topology.num_decode
+    console.print(
+        f"starting gateway, {topology.num_prefill} prefill and {topology.num_decode} decode on {_device_words(topology)}, "
+        f"model {plan.model_name}"
+    )
     wiring = open_wiring(plan.worker.cluster).wiring
     control = Dealer.connect(wiring, control_url(plan.gateway.control_address), "launcher", TO_WORKER)
     ports = LauncherPorts(control, Readiness(plan.gateway, num_workers), Waker.open())
@@ -101,7 +105,7 @@ def check_control_is_guarded(gateway: GatewaySettings, cluster: ClusterSettings)
 def check_control_host(plan: ServePlan) -> None:
     """Raise ConfigError where the prefill workers would tell others a loopback address: they tell the one that they
     reach the gateway by."""
-    if plan.num_prefill and plan.gateway.control_host == "0.0.0.0":
+    if plan.topology.num_prefill and plan.gateway.control_host == "0.0.0.0":
         raise ConfigError(
             "--control-host 0.0.0.0 does not say where workers on other machines reach the prefill workers of this one; "
             "give this machine's address in their network"
@@ -148,15 +152,21 @@ def children(plan: ServePlan, folder: Path) -> Iterator[Child]:
     """Gateway first, then decode and prefill workers."""
     gateway = GatewaySpec(plan.model_name, str(folder), plan.gateway, plan.worker, os.getpid(), plan.log)
     yield Child("gateway", "gateway", lambda incarnation: (_argv("gateway_process"), encode_spec(gateway)))
-    counts: tuple[tuple[Role, int], ...] = (("decode", plan.num_decode), ("prefill", plan.num_prefill))
-    for role, count in counts:
+    topology = plan.topology
+    groups: tuple[tuple[Role, int, tuple[str, ...]], ...] = (
+        ("decode", topology.num_decode, topology.decode_gpus),
+        ("prefill", topology.num_prefill, topology.prefill_gpus),
+    )
+    for role, count, gpus in groups:
         for index in range(count):
-            yield _worker_child(plan, folder, role, f"{role}-{index}")
+            yield _worker_child(plan, folder, role, f"{role}-{index}", gpus[index] if gpus else "")
 
 
-def _worker_child(plan: ServePlan, folder: Path, role: Role, name: str) -> Child:
-    num_workers = plan.num_prefill + plan.num_decode
-    settings = replace(plan.worker, model=replace(plan.worker.model, served_model_name=plan.model_name))
+def _worker_child(plan: ServePlan, folder: Path, role: Role, name: str, gpu: str) -> Child:
+    topology = plan.topology
+    num_workers = topology.num_prefill + topology.num_decode
+    model = replace(plan.worker.model, served_model_name=plan.model_name, device=topology.device)
+    settings = replace(plan.worker, model=model)
 
     def command(incarnation: int) -> tuple[list[str], bytes]:
         spec = WorkerSpec(
@@ -166,7 +176,8 @@ def _worker_child(plan: ServePlan, folder: Path, role: Role, name: str) -> Child
             model=str(folder),
             settings=settings,
             num_threads=threads_for(os.cpu_count() or 1, num_workers),
-            num_sharing=num_workers,
+            num_sharing=topology.num_sharing(gpu),
+            gpu=gpu,
             incarnation=incarnation,
             parent_pid=os.getpid(),
             is_local=is_loopback(plan.gateway.control_host),
@@ -175,6 +186,14 @@ def _worker_child(plan: ServePlan, folder: Path, role: Role, name: str) -> Child
         return _argv("process"), encode_spec(spec)
 
     return Child(name, role, command)
+
+
+def _device_words(topology: Topology) -> str:
+    """Where the workers compute, for people."""
+    if topology.device == "cpu":
+        return "the CPU"
+    cards = sorted(set(topology.decode_gpus + topology.prefill_gpus))
+    return f"GPU{'s' * (len(cards) > 1)} {', '.join(cards)}"
 
 
 def _argv(module: str) -> list[str]:

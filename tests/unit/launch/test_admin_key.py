@@ -3,7 +3,7 @@
 import pytest
 
 from headstart.config.settings import AccessSettings, GatewaySettings
-from headstart.worker.serve import with_admin_key
+from headstart.launch.serve import with_admin_key
 
 
 def admin_key(host: str = "127.0.0.1", **access: str) -> str:

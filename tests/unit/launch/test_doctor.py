@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headstart.config.settings import ModelSettings, WorkerSettings
-from headstart.worker.doctor import examine
+from headstart.launch.doctor import examine
 
 SHAPE = {
     "num_attention_heads": 2,

@@ -1,13 +1,13 @@
 """One choice of one request on its way through the workers.
 
-    Queued ─► Submitted ─► Running ─► (finished | failed)
+    Queued ─► Submitted ─► Serving ─► (finished | failed)
       ▲           │           │  └──► Stopping ─► (finished)
       └───────────┴───────────┘
       worker died, left or was too busy; a gap in the tokens
 
 Queued     on no worker; waits for one that may take it
 Submitted  a worker was asked and has not answered; again where nothing was heard for long of one that had it
-Running    a worker has it
+Serving    a worker has it
 Stopping   the client has all it wanted (a stop string); only the worker's last word on its cost is awaited
 
 Each hand-over to a worker is an attempt with its own number. Whatever carries another number is late.
@@ -49,9 +49,9 @@ class Submitted(Struct, frozen=True):
     was_running: bool = False  # there: it is asked whether it still has it
 
 
-class Running(Struct):
+class Serving(Struct):
     worker: WorkerRef
-    heard_at: float
+    last_seen_at: float
 
 
 class Stopping(Struct, frozen=True):
@@ -59,21 +59,21 @@ class Stopping(Struct, frozen=True):
     since: float
 
 
-Place = Queued | Submitted | Running | Stopping
+ChoiceState = Queued | Submitted | Serving | Stopping
 
 
 @dataclass(slots=True, eq=False)
-class Choice:
+class ChoiceRecord:
     """A request, where it is, and what it has produced."""
 
     request: Request  # as the client made it; its ref has attempt 0
     sink: Sink
     deadline: float
-    place: Place
+    state: ChoiceState
     attempt: int = -1  # of the latest hand-over; -1 before the first
     tokens: list[int] = field(default_factory=list)  # accepted outputs, over all attempts
     died: dict[WorkerRef, float] = field(default_factory=dict)  # workers that died with it -> how much that counts
-    num_setbacks: int = 0  # hand-overs that came to nothing, refusals for want of room apart
+    num_failed_attempts: int = 0  # hand-overs that came to nothing, refusals for want of room apart
     refusals: dict[WorkerRef, ErrorCode] = field(default_factory=dict)  # since it last ran
     is_open: bool = True  # has neither finished nor failed
 
@@ -87,7 +87,7 @@ class Choice:
 
     @property
     def worker(self) -> WorkerRef | None:
-        return self.place.worker
+        return self.state.worker
 
     @property
     def num_tokens(self) -> int:
@@ -100,7 +100,7 @@ class Choice:
 
     def note_death(self, worker: WorkerRef) -> None:
         """The worker that has this choice died: half as bad where it had not said yet that it took it."""
-        is_untaken = isinstance(self.place, Submitted) and not self.place.was_running
+        is_untaken = isinstance(self.state, Submitted) and not self.state.was_running
         self.died[worker] = 0.5 if is_untaken else 1.0
 
     def at_attempt(self, now: float) -> Request:

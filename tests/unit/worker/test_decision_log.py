@@ -1,4 +1,4 @@
-"""A dispatcher on tape, decided again, and what is found where the tape says something else."""
+"""A dispatcher's decisions logged, decided again, and what is found if the log says something else."""
 
 import stat
 from collections.abc import Callable
@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from msgspec import structs
+from msgspec import msgpack, structs
 
 from headstart.config.errors import ConfigError
 from headstart.core.arrays import int32_array
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec
+from headstart.core.kv_layout import KVLayout
 from headstart.core.messages import (
     Accepted,
     Failed,
@@ -25,14 +26,16 @@ from headstart.core.messages import (
     WorkerRef,
 )
 from headstart.core.request import ChoiceRef, FinishReason, Request, RequestStats, SamplingParams, StopCriteria
+from headstart.gateway.dispatch import DispatcherApi
 from headstart.gateway.limits import DispatchLimits
 from headstart.sim.clock import VirtualClock
 from headstart.sim.replay import Verdict, replay
 from headstart.sim.replay_report import replay_folder, report
-from headstart.worker.recording import RecordedDispatcher, record_dispatcher
-from headstart.worker.tape import Call, DispatcherSpec, Received, TapeError, TapeWriter, frame_of, message_in, read_tape
+from headstart.worker.call_codec import codecs_of, encode
+from headstart.worker.decision_log import Call, DecisionLog, DecisionLogError, DispatcherSpec, read_decision_log
+from headstart.worker.recorder import CLOCK, record_dispatcher
 
-SPEC = KVSpec(PROTOCOL_VERSION, "model", 16, "float32", 1, 1, 1, "none")
+SPEC = KVSpec(PROTOCOL_VERSION, "model", "none", KVLayout.full(16, 1, 1, 1, "float32"))
 HEAD = DispatcherSpec(DispatchLimits(), "cache_aware", "model", "a seed")
 WORKERS = (WorkerRef("decode-0", 1), WorkerRef("decode-1", 1))
 Change = Callable[[Call], Call]
@@ -64,8 +67,8 @@ class Scene:
     def __init__(self, path: Path, max_bytes: int = 1 << 20) -> None:
         self.clock = VirtualClock()
         self.sent: list[tuple[str, Message]] = []
-        self.tape = TapeWriter.create(path.parent, path.stem, HEAD, max_bytes)
-        self.gateway: RecordedDispatcher = record_dispatcher(HEAD, self.clock, self._send, self.tape)
+        self.log = DecisionLog.create(path.parent, path.stem, HEAD, max_bytes)
+        self.gateway = record_dispatcher(HEAD, self.clock, self._send, self.log)[1]
         for worker in WORKERS:
             self.gateway.handle(str(worker), Join(worker, "decode", SPEC, "", 256))
 
@@ -99,95 +102,108 @@ class Scene:
             assert len(client.ends) == 1
         self.gateway.flush(lambda ok, num_pages: None)
         self.pass_time(5.0)
-        self.tape.close()
+        self.log.close()
 
 
 @pytest.fixture
-def tape(tmp_path: Path) -> Path:
-    path = tmp_path / "tapes" / "gateway.tape"
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "logs" / "gateway.decisions"
     Scene(path).play()
     return path
 
 
 def verdict(path: Path, change: Change = lambda call: call) -> Verdict:
-    head, calls = read_tape(path)
+    head, calls = read_decision_log(path)
     return replay(head, map(change, calls))
 
 
-def test_the_same_is_decided_again_with_calls_from_within_callbacks(tape: Path) -> None:
-    found = verdict(tape)
+def test_the_same_is_decided_again_with_calls_from_within_callbacks(log: Path) -> None:
+    found = verdict(log)
     assert found.difference is None
-    assert any(isinstance(effect, Call) for call in read_tape(tape)[1] for effect in call.effects)
-    assert replay_folder(tape.parent) == 0
+    assert any(inner.calls for call in read_decision_log(log)[1] for inner in call.calls)
+    assert replay_folder(log.parent) == 0
 
 
-def test_only_the_owner_can_read_a_tape(tape: Path) -> None:
-    assert stat.S_IMODE(tape.stat().st_mode) == 0o600
-    assert stat.S_IMODE(tape.parent.stat().st_mode) == 0o700
+def test_only_the_owner_can_read_a_log(log: Path) -> None:
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
+
+
+HANDLE = codecs_of(DispatcherApi)["handle"].arguments
 
 
 def with_another_token(call: Call) -> Call:
-    message = message_in(call.input.frame) if isinstance(call.input, Received) else None
+    if call.method != "handle":
+        return call
+    sender, message = HANDLE.decode(call.arguments)
     if not isinstance(message, Tokens) or message.deltas[0].index != 1:
         return call
     other = Tokens((structs.replace(message.deltas[0], token_ids=(77,)),))
-    return structs.replace(call, input=Received(call.input.sender, frame_of(other)))
+    return structs.replace(call, arguments=encode((sender, other)))
 
 
 def with_another_time(call: Call) -> Call:
-    return structs.replace(call, times=tuple(time + 4.0 if time > 1.0 else time for time in call.times))
+    def later(inner: Call) -> Call:
+        if inner.target != CLOCK or (time := msgpack.decode(inner.result)) <= 1.0:
+            return inner
+        return structs.replace(inner, result=encode(time + 4.0))
+
+    return structs.replace(call, calls=tuple(map(later, call.calls)))
 
 
 def with_one_reading_less(call: Call) -> Call:
-    return structs.replace(call, times=call.times[:-1]) if len(call.times) == 1 else call
+    readings = [inner for inner in call.calls if inner.target == CLOCK]
+    if len(readings) != 1:
+        return call
+    return structs.replace(call, calls=tuple(inner for inner in call.calls if inner.target != CLOCK))
 
 
 @pytest.mark.parametrize("change", [with_another_token, with_another_time, with_one_reading_less])
-def test_another_input_is_found_where_it_first_matters(tape: Path, change: Change) -> None:
-    found = verdict(tape, change).difference
+def test_another_input_is_found_where_it_first_matters(log: Path, change: Change) -> None:
+    found = verdict(log, change).difference
     assert found is not None
-    assert found.noted != found.done
+    assert found.logged != found.done
 
 
-def test_the_report_names_the_call_and_both_outcomes(tape: Path) -> None:
-    text = "\n".join(report(verdict(tape, with_another_token)))
-    assert "from decode-" in text
-    assert "token_ids=(1,)" in text.split("noted:")[1]
+def test_the_report_names_the_call_and_both_outcomes(log: Path) -> None:
+    text = "\n".join(report(verdict(log, with_another_token)))
+    assert "handle decode-" in text
+    assert "token_ids=(1,)" in text.split("logged:")[1]
     assert "token_ids=(77,)" in text.split("now:")[1]
 
 
-def test_a_missing_decision_is_found(tape: Path) -> None:
-    silenced = verdict(tape, lambda call: structs.replace(call, effects=call.effects[:-1]))
+def test_a_missing_decision_is_found(log: Path) -> None:
+    silenced = verdict(log, lambda call: structs.replace(call, calls=call.calls[:-1]))
     assert silenced.difference is not None
-    assert silenced.difference.noted == "nothing more"
+    assert silenced.difference.logged == "nothing more"
 
 
-def test_a_full_tape_ends_and_what_it_holds_is_replayed(tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "short.tape", max_bytes=4000)
+def test_a_full_log_ends_and_what_it_holds_is_replayed(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "short.decisions", max_bytes=4000)
     scene.play()
-    assert (tmp_path / "short.tape").stat().st_size <= 4000
-    found = verdict(tmp_path / "short.tape")
+    assert (tmp_path / "short.decisions").stat().st_size <= 4000
+    found = verdict(tmp_path / "short.decisions")
     assert found.difference is None
     assert 5 < found.num_calls < 60
 
 
-def test_the_tape_of_a_killed_process_is_replayed_as_far_as_it_goes(tape: Path) -> None:
-    whole = verdict(tape).num_calls
-    tape.write_bytes(tape.read_bytes()[:-3])
-    assert verdict(tape).num_calls == whole - 1
-    assert verdict(tape).difference is None
+def test_the_log_of_a_killed_process_is_replayed_as_far_as_it_goes(log: Path) -> None:
+    whole = verdict(log).num_calls
+    log.write_bytes(log.read_bytes()[:-3])
+    assert verdict(log).num_calls == whole - 1
+    assert verdict(log).difference is None
 
 
-def test_an_existing_tape_is_never_written_over(tape: Path) -> None:
+def test_an_existing_log_is_never_written_over(log: Path) -> None:
     with pytest.raises(ConfigError, match="--record"):
-        TapeWriter.create(tape.parent, tape.stem, HEAD, 1000)
+        DecisionLog.create(log.parent, log.stem, HEAD, 1000)
 
 
-def test_another_file_is_no_tape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "other.tape"
+def test_another_file_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "other.decisions"
     path.write_bytes(b"\x05\x00\x00\x00hello and more")
-    with pytest.raises(TapeError):
-        read_tape(path)
+    with pytest.raises(DecisionLogError):
+        read_decision_log(path)
     assert replay_folder(tmp_path) == 1
-    assert "no tape" in capsys.readouterr().err
+    assert "no decision log" in capsys.readouterr().err
     assert replay_folder(tmp_path / "empty") == 1

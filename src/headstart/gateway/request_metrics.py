@@ -6,39 +6,39 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from headstart.core.clock import Clock
-from headstart.gateway.stream import End, Event, Failure, Piece
+from headstart.gateway.stream import Done, Event, Failure, TextChunk
 from headstart.observe.metrics import GatewayMetrics
 
 
-class Meter:
-    """Watches the events of one job, in order."""
+class RequestMetrics:
+    """Watches the events of one generation, in order."""
 
     def __init__(self, metrics: GatewayMetrics, clock: Clock, endpoint: str, num_prompt_tokens: int) -> None:
         self._metrics = metrics
         self._clock = clock
         self._endpoint = endpoint
         self._started_at = clock.now()
-        self._last: dict[int, float] = {}  # choice -> when its latest piece came
+        self._last: dict[int, float] = {}  # choice -> when its latest chunk came
         metrics.prompt_tokens.inc(num_prompt_tokens)
 
-    def see(self, event: Event) -> None:
-        if isinstance(event, Piece):
-            self._see_piece(event)
+    def observe(self, event: Event) -> None:
+        if isinstance(event, TextChunk):
+            self._observe_chunk(event)
             return
         outcome = event.code.value if isinstance(event, Failure) else event.finish_reason
         self._metrics.requests.labels(self._endpoint, outcome).inc()
-        if isinstance(event, End):
+        if isinstance(event, Done):
             self._metrics.output_tokens.inc(event.num_tokens)
             self._metrics.cached_tokens.inc(event.stats.cached_tokens)
             self._metrics.bytes_moved.inc(event.stats.bytes_moved)
 
-    def _see_piece(self, piece: Piece) -> None:
+    def _observe_chunk(self, chunk: TextChunk) -> None:
         now = self._clock.now()
         if not self._last:
             self._metrics.first_token_s.observe(now - self._started_at)
-        if piece.choice in self._last:
-            self._metrics.between_tokens_s.observe(now - self._last[piece.choice])
-        self._last[piece.choice] = now
+        if chunk.choice in self._last:
+            self._metrics.between_tokens_s.observe(now - self._last[chunk.choice])
+        self._last[chunk.choice] = now
 
 
 class DispatchCollector(Collector):

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 import zmq
 
 from headstart.core.messages import KillRequest, LauncherHello, Message, WorkerExited
+from headstart.launch.child import Child
 from headstart.wire.sockets import Dealer
-from headstart.worker.child import Child
 from headstart.worker.exits import Exit
 from headstart.worker.wake import Waker
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headstart.gateway.stream import Answer, End, Piece, TokenLogprob
+from headstart.gateway.stream import ChoiceOutput, Done, TextChunk, TokenLogprob
 from headstart.text.tokenizer import TextTokenizer
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class ResponseEnvelope:
     """What every body of one response has in common."""
 
     response_id: str
@@ -40,30 +40,30 @@ class Envelope:
         return {"token_ids": list(token_ids), **prompt}
 
 
-class Shape(Protocol):
+class ResponseFormat(Protocol):
     """Turns answers into bodies."""
 
-    def full(self, answers: Sequence[Answer]) -> Json: ...
+    def full(self, answers: Sequence[ChoiceOutput]) -> Json: ...
 
     def opening(self, choice: int) -> Json | None:
-        """The chunk before a choice's first piece, if the API has one."""
+        """The chunk before a choice's first chunk, if the API has one."""
         ...
 
-    def piece(self, piece: Piece, *, opens: bool) -> Json:
-        """`opens`: this is the choice's first piece."""
+    def chunk(self, chunk: TextChunk, *, opens: bool) -> Json:
+        """`opens`: this is the choice's first chunk."""
         ...
 
-    def end(self, end: End) -> Json: ...
+    def end(self, end: Done) -> Json: ...
 
     def usage(self, usage: Json) -> Json: ...
 
 
-class ChatShape:
-    def __init__(self, envelope: Envelope, tokenizer: TextTokenizer) -> None:
+class ChatFormat:
+    def __init__(self, envelope: ResponseEnvelope, tokenizer: TextTokenizer) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
 
-    def full(self, answers: Sequence[Answer]) -> Json:
+    def full(self, answers: Sequence[ChoiceOutput]) -> Json:
         choices = []
         for index, answer in enumerate(answers):
             assert answer.end is not None
@@ -83,18 +83,18 @@ class ChatShape:
         delta = {"role": "assistant", "content": ""}
         return self._chunk({"index": choice, "delta": delta, "logprobs": None, "finish_reason": None})
 
-    def piece(self, piece: Piece, *, opens: bool) -> Json:
+    def chunk(self, chunk: TextChunk, *, opens: bool) -> Json:
         return self._chunk(
             {
-                "index": piece.choice,
-                "delta": {"content": piece.text},
-                "logprobs": self._logprobs(piece.logprobs),
+                "index": chunk.choice,
+                "delta": {"content": chunk.text},
+                "logprobs": self._logprobs(chunk.logprobs),
                 "finish_reason": None,
-                **self._envelope.token_ids(piece.choice, piece.token_ids, opens=opens),
+                **self._envelope.token_ids(chunk.choice, chunk.token_ids, opens=opens),
             }
         )
 
-    def end(self, end: End) -> Json:
+    def end(self, end: Done) -> Json:
         return self._chunk({"index": end.choice, "delta": {}, "logprobs": None, **_ending(end)})
 
     def usage(self, usage: Json) -> Json:
@@ -117,13 +117,13 @@ class ChatShape:
         return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
 
 
-class CompletionShape:
-    def __init__(self, envelope: Envelope, tokenizer: TextTokenizer) -> None:
+class CompletionFormat:
+    def __init__(self, envelope: ResponseEnvelope, tokenizer: TextTokenizer) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
         self._offsets: dict[int, int] = {}  # choice -> characters of token text streamed so far
 
-    def full(self, answers: Sequence[Answer]) -> Json:
+    def full(self, answers: Sequence[ChoiceOutput]) -> Json:
         choices = []
         for index, answer in enumerate(answers):
             assert answer.end is not None
@@ -141,17 +141,17 @@ class CompletionShape:
     def opening(self, choice: int) -> Json | None:
         return None
 
-    def piece(self, piece: Piece, *, opens: bool) -> Json:
+    def chunk(self, chunk: TextChunk, *, opens: bool) -> Json:
         choice = {
-            "index": piece.choice,
-            "text": piece.text,
-            "logprobs": self._logprobs(piece.choice, piece.logprobs),
+            "index": chunk.choice,
+            "text": chunk.text,
+            "logprobs": self._logprobs(chunk.choice, chunk.logprobs),
             "finish_reason": None,
-            **self._envelope.token_ids(piece.choice, piece.token_ids, opens=opens),
+            **self._envelope.token_ids(chunk.choice, chunk.token_ids, opens=opens),
         }
         return self._envelope.body("text_completion", [choice])
 
-    def end(self, end: End) -> Json:
+    def end(self, end: Done) -> Json:
         choice = {"index": end.choice, "text": "", "logprobs": None, **_ending(end)}
         return self._envelope.body("text_completion", [choice])
 
@@ -185,5 +185,5 @@ class CompletionShape:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _ending(end: End) -> Json:
+def _ending(end: Done) -> Json:
     return {"finish_reason": end.finish_reason, "stop_reason": end.stop_reason}

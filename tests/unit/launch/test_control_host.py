@@ -5,12 +5,19 @@ import pytest
 from headstart.cli import main
 from headstart.config.errors import ConfigError
 from headstart.config.settings import ClusterSettings, GatewaySettings, WorkerSettings
-from headstart.worker.serve import ServePlan, check_control_host, check_control_is_guarded
+from headstart.launch.serve import ServePlan, check_control_host, check_control_is_guarded
+from headstart.launch.topology import Topology
 from headstart.worker.spec import LogSpec
 
 
 def plan(control_host: str, num_prefill: int) -> ServePlan:
-    return ServePlan("model", GatewaySettings(control_host=control_host), WorkerSettings(), num_prefill, 1, LogSpec())
+    return ServePlan(
+        "model",
+        GatewaySettings(control_host=control_host),
+        WorkerSettings(),
+        Topology("cpu", num_prefill, 1),
+        LogSpec(),
+    )
 
 
 def test_serve_with_prefill_workers_wants_to_be_told_an_address_that_others_reach() -> None:

@@ -7,12 +7,15 @@ import pytest
 
 from headstart.cli import parse
 from headstart.config.settings import GatewaySettings, WorkerSettings
-from headstart.worker.serve import ServePlan, children
+from headstart.launch.serve import ServePlan, children
+from headstart.launch.topology import Topology
 from headstart.worker.spec import LogSpec, WorkerSpec, read_spec, transfer_environment
 
 
 def worker_specs(control_host: str) -> list[WorkerSpec]:
-    plan = ServePlan("model", GatewaySettings(control_host=control_host), WorkerSettings(), 1, 1, LogSpec())
+    plan = ServePlan(
+        "model", GatewaySettings(control_host=control_host), WorkerSettings(), Topology("cpu", 1, 1), LogSpec()
+    )
     documents = [child.command(1)[1] for child in children(plan, Path("model")) if child.role != "gateway"]
     return [read_spec(WorkerSpec, io.BytesIO(document)) for document in documents]
 
