@@ -30,7 +30,7 @@ class Tape:
         self._each_id = array("i", ids.tobytes())  # one is read off faster here than there
 
     def read(self, request: Request, first: int, count: int) -> Int32Array:
-        """Outputs [first, first + count) where no id is banned. Satisfies `scheduler.decode.batching.Draw`."""
+        """Outputs [first, first + count) where no id is banned. Satisfies `sim.fast_forward.Draw`."""
         start = self._place(request.sampling.seed, request.ref.choice, first)
         if count > TAPE_LEN:
             return np.resize(self._ids[start : start + TAPE_LEN], count)
@@ -93,7 +93,7 @@ class BlankExecutor:
             return None
         self._batch, self.finish_at = None, None
         sampled = [self._sample(row.row_id, spec) for row in batch.rows if (spec := row.sample) is not None]
-        return BatchOutput(batch.step_id + self._num_skipped, tuple(sampled), now - self._launched_at)
+        return BatchOutput(batch.step_id, tuple(sampled), now - self._launched_at)
 
     def close(self) -> None:
         self._batch, self.finish_at = None, None

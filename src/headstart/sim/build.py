@@ -63,8 +63,8 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
         send = partial(_send_cacheable, send)
     delay_s = spec.timing.control_delay_s[0]
     unsaid = Unsaid(around.clock, delay_s, send, partial(around.control.send_late, str(ref)))
-    leaps = spec.modelling.jumps and not is_prefill
-    ports = SchedulerPorts(transport, device.digests, around.clock, unsaid.send if leaps else send)
+    jumps = spec.modelling.jumps and not is_prefill
+    ports = SchedulerPorts(transport, device.digests, around.clock, unsaid.send if jumps else send)
     parts = _scheduler_spec(ref, is_prefill, transport.descriptor(), around)
     if around.open_log is None:
         scheduler, recorded = scheduler_over(parts, ports, cache), None
@@ -76,8 +76,8 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     capacity = spec.prefill.capacity_tokens if is_prefill else spec.decode.context_len
     join = Join(ref, PREFILL if is_prefill else DECODE, spec.kv_spec, f"sim://{ref}", capacity, lock_domain="sim")
     worker = SimWorker(join, Organs(scheduler, cache, transport, device.executor, recorded), around.clock, send, number)
-    if leaps:
-        worker.leap(unsaid)
+    if jumps:
+        worker.fast_forward(unsaid)
     return worker
 
 

@@ -66,7 +66,7 @@ class LinkCost:
 
 def times_of(cost: StepCost) -> StepTimes:
     """A cost may have a method `times`, a quicker way to the times of steps in a row than to ask for each."""
-    foreseen: StepTimes | None = getattr(cost, "times", None)  # isinstance knows no Protocol that is compiled
+    foreseen: StepTimes | None = getattr(cost, "times", None)
     return partial(_asked_for_each, cost) if foreseen is None else foreseen
 
 

@@ -75,7 +75,7 @@ class WorkerLoop:
     def __init__(self, parts: LoopParts, on_publish: Callable[[WorkerLoad], None] = lambda load: None) -> None:
         self._parts = parts
         self._on_publish = on_publish
-        self._launched_at: float | None = None  # of the step in flight
+        self.launched_at: float | None = None  # of the step in flight
         self._transfers_open = False
         self.published_at = float("-inf")
         self._drain_deadline: float | None = None
@@ -111,21 +111,21 @@ class WorkerLoop:
         for event in parts.transport.poll():
             scheduler.on_transfer(event)
         if (output := parts.executor.poll()) is not None:
-            self._launched_at = None
+            self.launched_at = None
             scheduler.update(output)
         wakeup = scheduler.advance()
-        batch = scheduler.schedule() if self._launched_at is None else None
+        batch = scheduler.schedule() if self.launched_at is None else None
         if batch is not None:
             parts.executor.launch(batch)
         now = parts.clock.now()
         if batch is not None:
-            self._launched_at = now
+            self.launched_at = now
         self.publish(now)
         return wakeup
 
     def publish(self, now: float) -> None:
         """What a pass that ended at `now` says of itself."""
-        launched_at, alive_at = self._launched_at, now
+        launched_at, alive_at = self.launched_at, now
         if launched_at is not None and now - launched_at > STEP_PATIENCE_S:
             alive_at = launched_at + STEP_PATIENCE_S  # work last went on then
         if now - self.published_at < PUBLISH_S:
@@ -135,11 +135,6 @@ class WorkerLoop:
         self.published_at = now
         self._parts.health.publish(alive_at, load)
         self._on_publish(load)
-
-    def skip_pass(self, now: float) -> None:
-        """Be where a pass at `now` would have led that took one step's output and launched the next step."""
-        self._launched_at = now
-        self.publish(now)
 
     def _take_stock(self) -> None:
         """See whether the worker has to end, and how soon to look at the transport again."""
@@ -162,6 +157,6 @@ class WorkerLoop:
             return None
         load = self._parts.scheduler.load()
         is_waited_for = load.inflight_pages and not load.gives_up
-        if not (load.num_running or load.num_waiting or is_waited_for or self._launched_at is not None):
+        if not (load.num_running or load.num_waiting or is_waited_for or self.launched_at is not None):
             return True
         return False if self._parts.clock.now() >= self._drain_deadline else None

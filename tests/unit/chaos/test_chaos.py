@@ -76,7 +76,6 @@ def first_failure(seeds: range) -> SeedFailed:
     raise AssertionError("nothing failed")
 
 
-@pytest.mark.interpreted
 def test_a_failing_seed_says_what_happened_and_fails_again_in_the_same_way() -> None:
     failure = first_failure(range(10))
     with pytest.raises(SeedFailed) as again:

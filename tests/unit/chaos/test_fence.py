@@ -49,7 +49,6 @@ def test_a_writer_stopped_past_its_deadline_leaves_every_watermark_intact_when_i
     world.check_idle()
 
 
-@pytest.mark.interpreted
 def test_with_the_fence_removed_the_same_writer_is_caught_by_the_watermarks() -> None:
     world = World(WorldSpec(decode_pages=32), make_cache=Unfenced)
     stop_the_writer_past_its_deadline(world)

@@ -303,7 +303,6 @@ def test_malformed_requests_are_refused(fields: dict):
     assert rig.failed(rig.submit("a", prompt, max_new, **fields)) is ErrorCode.INVALID
 
 
-@pytest.mark.interpreted
 def test_behaviour_77_one_eviction_serves_a_whole_pass():
     rig = Rig(num_pages=64, watches=True, chunked_prefill_size=1000, max_running_requests=16)
     for n in range(16):
@@ -337,7 +336,6 @@ def test_what_a_whole_pass_takes_counts_as_its_owners_before_anybodys_pages_go()
     assert sum(rig.cached_pages(range(100 * n, 100 * n + 25), victim) for n in range(4)) == kept
 
 
-@pytest.mark.interpreted
 def test_a_long_waiting_line_is_not_matched_again_every_step():
     rig = Rig(num_pages=16, watches=True, chunked_prefill_size=1000, max_queued_requests=2000)
     rig.submit("runs", range(12), 40)

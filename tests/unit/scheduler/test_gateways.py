@@ -25,10 +25,3 @@ def test_a_time_in_which_the_worker_stood_still_is_nobodys_silence():
     stood_still = OWN_STALL_S + 10.0
     assert gateways.look(stood_still) == []
     assert gateways.silent_at == stood_still + 5.0
-
-
-def test_looks_that_were_skipped_are_no_stall():
-    gateways = GatewayLiveness(5.0, 0.0)
-    gateways.heard("a", 0.0)
-    gateways.skip_looks(4.5)
-    assert gateways.look(5.0) == [("a", 5.0)]

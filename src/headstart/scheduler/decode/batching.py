@@ -1,24 +1,15 @@
-"""One step's rows: who computes how many tokens, and the batch made of it.
+"""One step's rows: who computes how many tokens, and the batch made of it."""
 
-Where steps are taken in leaps (`leap`), the launched step goes on without its rows: they owe the outputs of the steps
-that were taken, until somebody looks at them. Whoever reads or changes a row's sequence settles that first.
-"""
-
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from msgspec import Struct
 
 from headstart.core.arrays import Int32Array
 from headstart.core.batch import Batch, Row, SampleSpec
-from headstart.core.request import Request
 from headstart.scheduler.decode.states import Choice, Running
 from headstart.scheduler.decode.stop import banned_ids
 from headstart.scheduler.limits import DecodeLimits
-
-Draw = Callable[[Request, int, int], Int32Array]
-"""(request, first, count): outputs [first, first + count), of which none is banned. A pure function."""
 
 
 class ScheduledRow(Struct, frozen=True, eq=False):
@@ -27,14 +18,6 @@ class ScheduledRow(Struct, frozen=True, eq=False):
     entry: Running
     num_new: int
     samples: bool
-
-
-class Owed(NamedTuple):
-    """What each row of a launched step owes. The first of its steps ended at `first_end`."""
-
-    num_steps: int
-    draw: Draw
-    first_end: float
 
 
 @dataclass(slots=True, eq=False)
@@ -46,26 +29,6 @@ class InflightStep:
     parts: list[ScheduledRow]
     left: list[Running] = field(default_factory=list)
     held: list[Int32Array] = field(default_factory=list)
-    owed: Owed | None = None
-    room: int = 0  # steps that rows have pages for, those owed included; 0 where that has to be found out
-
-    @property
-    def num_owed(self) -> int:
-        return 0 if self.owed is None else self.owed.num_steps
-
-    def settle(self) -> None:
-        """Give the rows what they owe."""
-        if self.owed is None:
-            return
-        num_steps, draw, first_end = self.owed
-        self.owed = None
-        self.room -= num_steps
-        for part in self.parts:
-            choice, sequence = part.entry.choice, part.entry.choice.sequence
-            sequence.extend(draw(choice.request, sequence.num_outputs, num_steps))
-            sequence.num_computed += num_steps
-            if "first_token" not in choice.record.marks:
-                choice.record.mark("first_token", first_end)
 
     def has(self, entry: Running) -> bool:
         return any(part.entry is entry for part in self.parts)

@@ -37,9 +37,5 @@ class GatewayLiveness:
         self._note_silence()
         return silent
 
-    def skip_looks(self, now: float) -> None:
-        """It was looked until `now`, and nobody was silent."""
-        self._looked_at = now
-
     def _note_silence(self) -> None:
         self.silent_at = min(self._heard.values(), default=inf) + self._silence_s

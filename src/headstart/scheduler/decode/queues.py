@@ -75,7 +75,6 @@ class DecodeQueues:
         return self.num_holders * pages_for(self.limits.num_reserved_decode_tokens + 1, self.page_size)
 
     def reserved(self) -> int:
-        self.settle()
         return sum(self.reserve(entry.choice, len(entry.lease.pages)) for entry in self.holders())
 
     # ---- moves -------------------------------------------------------------------------------------------------------
@@ -156,7 +155,6 @@ class DecodeQueues:
         """Take the entry out and release what it holds. Pages that a writer or the launched step may touch stay
         inflight; its choice has no entry afterwards."""
         ref = entry.choice.ref
-        self.settle()
         del self.entries[ref]
         self.stirred = True
         if isinstance(entry, Waiting):
@@ -208,14 +206,8 @@ class DecodeQueues:
         num_new = 1 if num_shared < entry.prompt_pages else OUTPUT_PAGES
         return (num_shared + num_new) * self.page_size
 
-    def settle(self) -> None:
-        """Rows have their tokens from now on, also where their steps were taken in leaps."""
-        if self.launched is not None and self.launched.owed is not None:
-            self.launched.settle()
-
     def step_over(self) -> None:
         """The launched step has ended: it touches no page any more."""
-        self.settle()
         launched, self.launched = self.launched, None
         for pages in launched.held if launched is not None else ():
             self.cache.unhold(pages)

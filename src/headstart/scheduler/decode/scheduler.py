@@ -38,11 +38,10 @@ from headstart.core.request import ChoiceRef
 from headstart.core.sequence import Sequence
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode.admission import Admission
-from headstart.scheduler.decode.batching import Draw, InflightStep, ScheduledRow, make_batch, share_out
+from headstart.scheduler.decode.batching import InflightStep, ScheduledRow, make_batch, share_out
 from headstart.scheduler.decode.deadlines import Deadlines
 from headstart.scheduler.decode.gateway_liveness import GatewayLiveness
 from headstart.scheduler.decode.gateway_port import GatewayPort
-from headstart.scheduler.decode.leap import leap, num_free_steps, num_row_steps
 from headstart.scheduler.decode.placement import Placement
 from headstart.scheduler.decode.preemption import Preemption
 from headstart.scheduler.decode.prefill_client import PrefillClient
@@ -299,35 +298,21 @@ class DecodeScheduler:
                 self._apply(part, sampled.get(row_id))
         self._desk.flush()
 
-    def num_row_steps(self, draw: Draw) -> int:
-        """See `scheduler.decode.leap`."""
-        return num_row_steps(self._board, draw)
+    @property
+    def queues(self) -> DecodeQueues:
+        """What a simulator's fast-forward looks into."""
+        return self._board
 
-    def num_free_steps(self, row_steps: int) -> int:
-        """Steps from the launched one on that `leap` may apply, if nothing else happens. See `scheduler.decode.leap`."""
-        return num_free_steps(self._board, row_steps)
-
-    def leap(self, num_steps: int, draw: Draw, first_end: float, last_end: float) -> None:
-        """Be where a pass at the end of each of these free steps would have led, but for saying their tokens."""
-        leap(self._board, num_steps, draw, first_end)
-        self._next_step += num_steps
-        self._gateways.skip_looks(last_end)
-
-    def launched_refs(self) -> list[ChoiceRef]:
-        """The choices with a row in the launched step."""
-        launched = self._board.launched
-        return [] if launched is None else [part.entry.choice.request.ref for part in launched.parts]
+    @property
+    def gateways(self) -> GatewayLiveness:
+        return self._gateways
 
     def sequence(self, ref: ChoiceRef) -> Sequence:
-        """Of an unfinished choice. It has all its tokens after `settle`."""
+        """Of an unfinished choice."""
         choice = self._desk.get(ref)
         if choice is None:
             raise InvariantError(f"{ref} has ended")
         return choice.sequence
-
-    def settle(self) -> None:
-        """Rows have the tokens of all steps that were taken in leaps."""
-        self._board.settle()
 
     def _apply(self, part: ScheduledRow, sampled: Sampled | None) -> None:
         """Token and KV of one row, together."""

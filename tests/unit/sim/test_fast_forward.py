@@ -190,7 +190,6 @@ def assert_same(one: History, other: History) -> None:
 SEEDS = st.integers(0, 1 << 32)
 
 
-@pytest.mark.interpreted
 @settings(max_examples=10, deadline=None)
 @given(seed=SEEDS)
 @example(3657261)  # a client leaves while its answer's last token is on its way
@@ -198,14 +197,12 @@ def test_jumping_and_stepping_have_one_history(seed: int) -> None:
     assert_same(play(seed, jumps=True, has_faults=False), play(seed, jumps=False, has_faults=False))
 
 
-@pytest.mark.interpreted
 @settings(max_examples=5, deadline=None)
 @given(seed=SEEDS)
 def test_also_where_workers_die_and_stall(seed: int) -> None:
     assert_same(play(seed, jumps=True, has_faults=True), play(seed, jumps=False, has_faults=True))
 
 
-@pytest.mark.interpreted
 @pytest.mark.full
 @settings(max_examples=100, deadline=None)
 @given(seed=SEEDS, has_faults=st.booleans())
