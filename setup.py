@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 
 COMPILED = {
     "core": ("arrays", "clock", "layout", "sequence"),
-    "kv": ("cache", "eviction", "leaves", "ledger", "shares", "tree"),
+    "kv": ("cache", "eviction", "ledger", "lru_heap", "tenant_quota", "tree"),
     "scheduler": ("*",),
     "gateway": ("cluster", "dispatch", "entrance", "flush", "policy", "prefix_index", "registry", "router", "state", "unfinished"),
     "transfer": ("contract", "digest", "loopback", "pages"),
