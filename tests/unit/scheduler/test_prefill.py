@@ -8,7 +8,8 @@ from prefill_rig import DECODE, NAMESPACE, Caller, Rig, spec_of
 
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
-from headstart.core.identity import cache_namespace
+from headstart.core.identity import KVSpec, cache_namespace
+from headstart.core.kv_layout import KVLayout
 from headstart.core.messages import (
     Drain,
     Hello,
@@ -76,17 +77,23 @@ def test_a_hello_with_the_same_spec_is_welcomed_as_often_as_it_is_said() -> None
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("page_size", 8), ("kv_dtype", "float8"), ("model_fingerprint", "x"), ("protocol_version", 9)]
+    ("field", "theirs"),
+    [
+        ("page_size", spec_of(8)),
+        ("kv_dtype", structs.replace(spec_of(4), layout=KVLayout.full(4, 1, 1, 1, "float32"))),
+        ("model_fingerprint", structs.replace(spec_of(4), model_fingerprint="x")),
+        ("protocol_version", structs.replace(spec_of(4), protocol_version=9)),
+    ],
 )
-def test_behaviour_48_and_75_a_mismatch_is_refused_with_both_values_and_both_live(field: str, value: object) -> None:
+def test_behaviour_48_and_75_a_mismatch_is_refused_with_both_values_and_both_live(field: str, theirs: KVSpec) -> None:
     rig = Rig()
     caller = rig.caller()
-    caller.hello(structs.replace(spec_of(4), **{field: value}))
+    caller.hello(theirs)
     (refused,) = caller.take_mail()
     assert isinstance(refused, Refused)
     assert field in refused.message
-    assert repr(value) in refused.message
-    assert repr(getattr(spec_of(4), field)) in refused.message
+    assert repr(theirs.described()[field]) in refused.message
+    assert repr(spec_of(4).described()[field]) in refused.message
     call = rig.caller(WorkerRef("decode-1", 1)).call(1, prompt(9))
     rig.run()
     assert rig.callers["decode-1#1"].holds(call)
