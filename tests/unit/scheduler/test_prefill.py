@@ -9,7 +9,6 @@ from prefill_rig import DECODE, NAMESPACE, Caller, Rig, spec_of
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
 from headstart.core.identity import KVSpec, cache_namespace
-from headstart.core.kv_layout import KVLayout
 from headstart.core.messages import (
     Drain,
     Hello,
@@ -76,11 +75,19 @@ def test_a_hello_with_the_same_spec_is_welcomed_as_often_as_it_is_said() -> None
     assert (welcome.capacity_tokens, welcome.credit_tokens) == (200, 77)
 
 
+def with_dtype(spec: KVSpec, dtype: str) -> KVSpec:
+    """The same layout of numbers of another type."""
+    (group,) = spec.layout.groups
+    parts = tuple(structs.replace(part, dtype=dtype) for part in group.parts)
+    layout = structs.replace(spec.layout, groups=(structs.replace(group, parts=parts),))
+    return structs.replace(spec, layout=layout)
+
+
 @pytest.mark.parametrize(
     ("field", "theirs"),
     [
         ("page_size", spec_of(8)),
-        ("kv_dtype", structs.replace(spec_of(4), layout=KVLayout.full(4, 1, 1, 1, "float32"))),
+        ("kv_dtype", with_dtype(spec_of(4), "float32")),
         ("model_fingerprint", structs.replace(spec_of(4), model_fingerprint="x")),
         ("protocol_version", structs.replace(spec_of(4), protocol_version=9)),
     ],
