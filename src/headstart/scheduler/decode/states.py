@@ -10,7 +10,7 @@
 Waiting    holds nothing; `retracted` ones resume before new admissions; parked behind a leader it is out of line
 Preparing  a PageLease, and a RemotePrefill (an open ticket) that a prefill worker fills part of it under
 Ready      a PageLease; everything but the last token has KV, or the worker computes the rest itself
-Running    a PageLease; has a row in each step for which there are pages and tokens
+Running    a PageLease; has a row in each step for which there are pages and tokens, also while earlier rows are in flight
 
 Invariant: an unfinished choice has exactly one entry, a lease exactly one entry, and an open ticket exactly one RemotePrefill,
 owned by one Preparing entry or by nobody (loose: its request has left, its pages wait for the writer's word). Whoever
@@ -21,6 +21,9 @@ identity of a Running entry is the epoch that a step's result must match.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct
+
+from headstart.core.arrays import EMPTY, Int32Array
 from headstart.core.messages import WorkerRef
 from headstart.core.request import ChoiceRef, Request
 from headstart.core.sequence import Sequence
@@ -99,6 +102,28 @@ class Running:
     chunked: bool
     prompt_pages: int  # whole pages of what it was admitted with: matchable as soon as they are computed
     commit_at: int = 0  # tokens with KV at which pages are committed next
+    inflight: list["ScheduledRow"] = field(default_factory=list)  # its rows in steps in flight, oldest first
+    has_left: bool = False  # what its rows in flight bring is dropped
+
+
+class ScheduledRow(Struct, eq=False):
+    """The positions [start, start + num_new) that a running entry computes in one step, and drafts behind them.
+
+    It samples if that reaches the entry's last token, which may be one that the entry's row before it is yet to draw.
+    """
+
+    entry: Running
+    start: int
+    num_new: int
+    samples: bool
+    drafts: Int32Array = EMPTY
+    step_id: int = 0  # where it was launched
+    row_id: int = 0
+
+    @property
+    def stop(self) -> int:
+        """Where the entry's next row starts, unless this one has drafts."""
+        return self.start + self.num_new
 
 
 Holder = Preparing | Ready | Running
