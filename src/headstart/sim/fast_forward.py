@@ -160,7 +160,7 @@ class FreeSteps:
             request, sequence = entry.choice.request, entry.choice.sequence
             if entry.has_left or request.num_top_logprobs is not None:
                 return
-            if not part.samples or part.num_new > 1 or len(part.drafts):
+            if not part.samples or part.num_new > 1 or part.drafts is not None:
                 return
             until_end = request.stop.max_new_tokens - sequence.num_outputs
             until_commit = entry.commit_at - sequence.num_computed

@@ -62,7 +62,7 @@ def _num_pending(entry: Running) -> int | None:
     """Outputs that the entry's rows in flight draw, 0 or 1; None if its next row has to wait for what they bring."""
     num_pending = 0
     for row in entry.inflight:
-        if len(row.drafts):
+        if row.drafts is not None:
             return None
         num_pending += row.samples
     num_left = entry.choice.request.stop.max_new_tokens - entry.choice.sequence.num_outputs
@@ -98,27 +98,17 @@ def make_batch(step_id: int, scheduled: list[ScheduledRow]) -> Batch:
     """Rows in the order of `scheduled`, which their ids index. Each follows those of its entry that are in flight."""
     rows: list[Row] = []
     for row_id, row in enumerate(scheduled):
-        entry, choice = row.entry, row.entry.choice
-        start, context = row.start, choice.sequence.tokens
-        pending = None
+        entry, start = row.entry, row.start
+        choice, pages = entry.choice, entry.lease.pages
+        context, pending, num_drafts = choice.sequence.tokens, None, 0
+        tokens = context[start : start + row.num_new]
         if start == len(context):
             before = entry.inflight[-1]
             pending = PendingToken(before.step_id, before.row_id)
-        tokens = context[start : row.stop]
-        if len(row.drafts):
-            tokens = np.concatenate((tokens, row.drafts))
-        rows.append(
-            Row(
-                row_id,
-                tokens,
-                start,
-                entry.lease.pages,
-                sample_spec(choice, context, pending is not None) if row.samples else None,
-                choice.request.namespace,
-                pending,
-                len(row.drafts),
-            )
-        )
+        if row.drafts is not None:
+            tokens, num_drafts = np.concatenate((tokens, row.drafts)), len(row.drafts)
+        sample = sample_spec(choice, context, pending is not None) if row.samples else None
+        rows.append(Row(row_id, tokens, start, pages, sample, choice.request.namespace, pending, num_drafts))
         row.step_id, row.row_id = step_id, row_id
         entry.inflight.append(row)
     return Batch(step_id, tuple(rows))

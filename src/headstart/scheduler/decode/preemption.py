@@ -43,12 +43,13 @@ class Preemption:
     def _with_pages_for_drafts(self, parts: list[ScheduledRow]) -> list[ScheduledRow]:
         board, size = self._board, self._board.page_size
         for part in parts:
-            if not len(part.drafts):
+            if part.drafts is None:
                 continue
             lease, stop = part.entry.lease, part.stop + len(part.drafts)
             lacks = pages_for(stop, size) - len(lease.pages)
             if lacks > 0 and not board.cache.try_extend(lease, lacks):
-                part.drafts = part.drafts[: len(lease.pages) * size - part.stop]
+                room = len(lease.pages) * size - part.stop
+                part.drafts = part.drafts[:room] if room else None
         return parts
 
     def _grow(self, entry: Running, num_pages: int, num_sitting: int) -> bool:
@@ -80,7 +81,7 @@ class Preemption:
         size = self._board.page_size
         wanted: list[tuple[PageLease, int]] = []
         for part in parts:
-            stop, lease = part.stop, part.entry.lease
+            stop, lease = part.start + part.num_new, part.entry.lease
             if stop > len(lease.pages) * size:
                 wanted.append((lease, pages_for(stop, size) - len(lease.pages)))
         return wanted

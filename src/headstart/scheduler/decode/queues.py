@@ -233,8 +233,6 @@ class DecodeQueues:
         for pages in step.held:
             self.cache.drop_reader(pages)
             self.stirred = True
-        for row in step.rows:
-            row.entry.inflight.pop(0)
         return step.rows
 
     def num_coming(self) -> int:

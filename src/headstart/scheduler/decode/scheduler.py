@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-import numpy as np
-
 from headstart.core.batch import Batch, BatchOutput, Sampled
 from headstart.core.clock import Clock
 from headstart.core.errors import ErrorCode, InvariantError
@@ -170,12 +168,10 @@ class DecodeScheduler:
         choice = self._desk.take(sender, submit, self._board.num_waiting)
         if choice is None:
             return
-        sequence = choice.sequence
-        if sequence.num_outputs:
-            _, stop = find_stop(choice.request, sequence.num_outputs - 1, (sequence.last_token,))
-            if stop is not None:
-                self._desk.finish(choice, stop)
-                return
+        stop = find_stop(choice.request, choice.sequence)
+        if stop is not None:
+            self._desk.finish(choice, stop)
+            return
         self._alarms.set(choice, choice.half_time)
         self._board.wait(choice)
 
@@ -300,6 +296,7 @@ class DecodeScheduler:
             return
         sampled = {sample.row_id: sample for sample in output.sampled}
         for row in rows:
+            row.entry.inflight.pop(0)
             if row.entry.has_left:
                 self._counters["dropped_rows"] += 1
             else:
@@ -325,7 +322,7 @@ class DecodeScheduler:
     def _apply(self, row: ScheduledRow, sampled: Sampled | None) -> None:
         """Tokens and KV of one row, together."""
         entry, choice = row.entry, row.entry.choice
-        if row.samples and (sampled is None or not 1 <= len(sampled.token_ids) <= len(row.drafts) + 1):
+        if row.samples and (sampled is None or not sampled.token_ids):
             reason = (sampled and sampled.error) or "no token came back"
             self._end(choice, ErrorCode.INTERNAL, f"sampling failed: {reason}")
             return
@@ -342,14 +339,13 @@ class DecodeScheduler:
     def _accept(self, row: ScheduledRow, sampled: Sampled) -> Stop | None:
         """Append the drawn tokens that belong to the choice; all of them but the last have KV, as accepted drafts do."""
         choice, sequence = row.entry.choice, row.entry.choice.sequence
-        first = sequence.num_outputs
-        num_tokens, stop = find_stop(choice.request, first, sampled.token_ids)
-        if num_tokens == 1:
-            sequence.append(sampled.token_ids[0])
-        else:
-            sequence.extend(np.array(sampled.token_ids[:num_tokens], dtype=np.int32))
-            sequence.num_computed += num_tokens - 1
-        if len(row.drafts):
+        first, stop = sequence.num_outputs, None
+        for token_id in sampled.token_ids:
+            sequence.append(token_id)
+            if (stop := find_stop(choice.request, sequence)) is not None:
+                break
+        if row.drafts is not None:
+            sequence.num_computed += sequence.num_outputs - first - 1
             self._counters["draft_tokens"] += len(row.drafts)
             self._counters["accepted_draft_tokens"] += len(sampled.token_ids) - 1
         if "first_token" not in choice.record.marks:

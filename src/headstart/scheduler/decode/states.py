@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from headstart.core.arrays import EMPTY, Int32Array
+from headstart.core.arrays import Int32Array
 from headstart.core.messages import WorkerRef
 from headstart.core.request import ChoiceRef, Request
 from headstart.core.sequence import Sequence
@@ -116,7 +116,7 @@ class ScheduledRow(Struct, eq=False):
     start: int
     num_new: int
     samples: bool
-    drafts: Int32Array = EMPTY
+    drafts: Int32Array | None = None
     step_id: int = 0  # where it was launched
     row_id: int = 0
 

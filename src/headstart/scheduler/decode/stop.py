@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from headstart.core.request import FinishReason, Request
+from headstart.core.sequence import Sequence
 
 
 class Stop(NamedTuple):
@@ -10,16 +11,14 @@ class Stop(NamedTuple):
     token_id: int | None = None
 
 
-def find_stop(request: Request, num_outputs: int, token_ids: tuple[int, ...]) -> tuple[int, Stop | None]:
-    """How many of `token_ids`, which are drawn after `num_outputs` outputs, belong to the choice, and why it is complete
-    with the last of them. A stop id counts from output `min_new_tokens` on."""
-    stop = request.stop
-    for index, token_id in enumerate(token_ids, num_outputs + 1):
-        if index > stop.min_new_tokens and token_id in stop.stop_token_ids:
-            return index - num_outputs, Stop(FinishReason.STOP, token_id)
-        if index >= stop.max_new_tokens:
-            return index - num_outputs, Stop(FinishReason.LENGTH)
-    return len(token_ids), None
+def find_stop(request: Request, sequence: Sequence) -> Stop | None:
+    """Whether the outputs so far complete the choice. A stop id counts from output `min_new_tokens` on."""
+    num_outputs, stop = sequence.num_outputs, request.stop
+    if num_outputs == 0:
+        return None
+    if num_outputs > stop.min_new_tokens and sequence.last_token in stop.stop_token_ids:
+        return Stop(FinishReason.STOP, sequence.last_token)
+    return Stop(FinishReason.LENGTH) if num_outputs >= stop.max_new_tokens else None
 
 
 def banned_ids(request: Request, output_index: int) -> tuple[int, ...]:
