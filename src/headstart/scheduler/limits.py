@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 ANY_TOKEN_ID = 1 << 31
+MAX_BYPASSED = 64
+"""Admissions that may pass one that waits for pages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from headstart.core.messages import (
 from headstart.core.request import ChoiceRef, Request, RequestStats, SamplingParams, StopCriteria
 from headstart.kv.cache import PrefixCache
 from headstart.kv.ledger import FREE
-from headstart.scheduler.checksums import seal
+from headstart.scheduler.checksums import page_checksums
 from headstart.scheduler.decode.scheduler import DecodePorts, DecodeScheduler
 from headstart.scheduler.limits import DecodeLimits
 from headstart.transfer.contract import Notice
@@ -118,7 +118,7 @@ class Watched:
 
 
 class Rig:
-    """`limits` fields may be given by name. `verifies`: it asks for seals. `owner_pages` as in PrefixCache. `watches`: its
+    """`limits` fields may be given by name. `verifies`: it asks for checksums. `owner_pages` as in PrefixCache. `watches`: its
     cache is a Watched. `max_steps` in flight."""
 
     def __init__(
@@ -350,8 +350,8 @@ class Rig:
         count = len(call.dst_pages) - first if count is None else count
         if rewrite:
             self.write(call, first, count)
-        seals = self.seals(call, first, count) if call.verify else b""
-        payload = encode_notice(ChunkNotice(worker, call.ref, first, count, prefix_len, seals))
+        checksums = self.checksums(call, first, count) if call.verify else b""
+        payload = encode_notice(ChunkNotice(worker, call.ref, first, count, prefix_len, checksums))
         self.scheduler.on_transfer(Notice(payload))
         self.check()
 
@@ -362,13 +362,13 @@ class Rig:
             stop = min(start + self.page_size, len(call.tokens))
             self.pool[call.dst_pages[k], : stop - start] = marks(call.namespace, call.tokens, start, stop)
 
-    def seals(self, call: Prefill, first: int, count: int) -> bytes:
-        """What a writer seals that holds the right KV. It writes junk behind the end, as our pool has it there."""
+    def checksums(self, call: Prefill, first: int, count: int) -> bytes:
+        """The checksums of a writer that holds the right KV. It writes junk behind the end, as our pool has it there."""
         kept = self.pool.copy()
         self.write(call, first, count)
         digests = self.digests.digest(call.dst_pages[first : first + count])
         self.pool[:] = kept
-        return seal(digests, call.tokens, call.start + first * self.page_size, self.page_size)
+        return page_checksums(digests, call.tokens, call.start + first * self.page_size, self.page_size)
 
     def scribble(self, call: Prefill, page: int) -> None:
         """Part of a write has landed."""

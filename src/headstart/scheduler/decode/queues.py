@@ -15,7 +15,6 @@ from headstart.kv.cache import PageLease, PrefixCache
 from headstart.scheduler.decode.batching import InflightStep
 from headstart.scheduler.decode.inflight_prefixes import InflightPrefix, InflightPrefixes
 from headstart.scheduler.decode.miss_reason import CommittedPages
-from headstart.scheduler.decode.remote_prefill import Phase, RemotePrefills
 from headstart.scheduler.decode.states import (
     Choice,
     Entry,
@@ -28,6 +27,7 @@ from headstart.scheduler.decode.states import (
 )
 from headstart.scheduler.decode.waiting import WaitingLine, pages_in_reserve
 from headstart.scheduler.limits import DecodeLimits
+from headstart.scheduler.tickets import Phase, TicketTable
 
 OUTPUT_PAGES = 8
 
@@ -35,7 +35,7 @@ OUTPUT_PAGES = 8
 class DecodeQueues:
     """`stirred` says that something changed which may let a waiting choice in."""
 
-    def __init__(self, cache: PrefixCache, limits: DecodeLimits, calls: RemotePrefills, counters: Counter[str]) -> None:
+    def __init__(self, cache: PrefixCache, limits: DecodeLimits, calls: TicketTable, counters: Counter[str]) -> None:
         self.cache = cache
         self.page_size = cache.page_size
         self.limits = limits
@@ -174,7 +174,7 @@ class DecodeQueues:
         match entry:
             case Preparing():
                 del self.preparing[entry.call.ref]
-                self.calls.cut(entry.call)
+                self.calls.cancel(entry.call)
             case Ready():
                 del self.ready[ref]
             case Running():

@@ -47,11 +47,11 @@ from headstart.scheduler.decode.preemption import Preemption
 from headstart.scheduler.decode.prefill_client import PrefillClient
 from headstart.scheduler.decode.prefill_workers import PrefillWorkers
 from headstart.scheduler.decode.queues import DecodeQueues
-from headstart.scheduler.decode.remote_prefill import RemotePrefill, RemotePrefills
 from headstart.scheduler.decode.states import Choice, Preparing, ScheduledRow, Waiting
 from headstart.scheduler.decode.stop import Stop, find_stop
 from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.protocol import Drafter, Send
+from headstart.scheduler.tickets import Ticket, TicketTable
 from headstart.transfer.contract import Notice, PageDigests, PeerLost, TransferEvent
 
 MIN_LOOK_S = 0.05
@@ -83,7 +83,7 @@ class DecodeScheduler:
         self._send = send
         self._drafter = ports.drafter if limits.num_draft_tokens else None
         self._counters: Counter[str] = Counter()
-        self._calls = RemotePrefills(cache, clock, send, self._counters, ports.digests)
+        self._calls = TicketTable(cache, clock, send, self._counters, ports.digests)
         self._board = DecodeQueues(cache, limits, self._calls, self._counters)
         self._desk = GatewayPort(cache, limits, ports.page_bytes, clock, send, self._counters)
         self._links = PrefillWorkers(Hello(worker, kv_spec, ports.descriptor), send, self._counters)
@@ -103,7 +103,7 @@ class DecodeScheduler:
     def _is_idle(self) -> bool:
         return not len(self._desk) and not self._calls.num_open_pages()
 
-    def open_calls(self) -> list[RemotePrefill]:
+    def open_calls(self) -> list[Ticket]:
         """Calls whose writers may still write."""
         return [call for call in self._calls if not call.is_complete]
 
@@ -226,7 +226,7 @@ class DecodeScheduler:
             self._board.stirred = True
         self._links_due = self._links.advance(now)
         self._fetching.advance(now)
-        if self._calls.covers_too_much:
+        if self._calls.is_stuck:
             self._ask_for_ends()
         self._admission.advance()
         self._desk.flush()
@@ -254,11 +254,11 @@ class DecodeScheduler:
 
     def _ask_for_ends(self) -> None:
         """Of those whose loose calls cover too much; and if that is of no use, of this process."""
-        for request in self._calls.overdue(self._limits.kill_after_s):
+        for request in self._calls.kill_requests(self._limits.kill_after_s):
             self._counters["kill_requests"] += 1
             for gateway in self._gateways.names():
                 self._send(gateway, request)
-        if not self._gives_up and self._calls.are_given_up(self._limits.give_up_after_s):
+        if not self._gives_up and self._calls.must_restart(self._limits.give_up_after_s):
             self._gives_up = self._is_draining = True
 
     # ---- steps -------------------------------------------------------------------------------------------------------

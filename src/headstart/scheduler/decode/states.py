@@ -8,12 +8,12 @@
     every state ─► failed (cancel, deadline, error)
 
 Waiting    holds nothing; `retracted` ones resume before new admissions; parked behind a leader it is out of line
-Preparing  a PageLease, and a RemotePrefill (an open ticket) that a prefill worker fills part of it under
+Preparing  a PageLease, and a Ticket under which a prefill worker writes part of it
 Ready      a PageLease; everything but the last token has KV, or the worker computes the rest itself
 Running    a PageLease; has a row in each step for which there are pages and tokens, also while earlier rows are in flight
 
-Invariant: an unfinished choice has exactly one entry, a lease exactly one entry, and an open ticket exactly one RemotePrefill,
-owned by one Preparing entry or by nobody (loose: its request has left, its pages wait for the writer's word). Whoever
+Invariant: an unfinished choice has exactly one entry, a lease exactly one entry, and a Ticket is owned by one
+Preparing entry or by nobody (cancelling: its request has left, its pages wait for the writer's word). Whoever
 removes an entry puts its choice into the next queue or releases what it holds. An entry is never used twice: the
 identity of a Running entry is the epoch that a step's result must match.
 """
@@ -29,7 +29,7 @@ from headstart.core.request import ChoiceRef, Request
 from headstart.core.sequence import Sequence
 from headstart.kv.cache import PageLease
 from headstart.scheduler.decode.metrics import RequestMetrics
-from headstart.scheduler.decode.remote_prefill import RemotePrefill
+from headstart.scheduler.tickets import Ticket
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +82,7 @@ class Waiting:
 class Preparing:
     choice: Choice
     lease: PageLease
-    call: RemotePrefill
+    call: Ticket
     hit_pages: int  # shared pages when it was leased
 
 
