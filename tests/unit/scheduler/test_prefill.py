@@ -22,7 +22,7 @@ from headstart.core.messages import (
     WorkerExited,
     WorkerRef,
 )
-from headstart.scheduler.checksums import seal
+from headstart.scheduler.checksums import page_checksums
 from headstart.transfer.contract import Completed, Notice, PeerLost
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import Fate, judge_nth
@@ -651,7 +651,7 @@ def test_a_caller_that_stalls_writes_past_their_deadline_is_counted_and_its_end_
     assert rig.is_clean()
 
 
-def test_each_notice_seals_what_its_caller_finds_in_its_own_pool() -> None:
+def test_each_notice_has_the_checksums_of_what_its_caller_finds_in_its_own_pool() -> None:
     rig = Rig()
     caller = rig.caller()
     warm = caller.call(1, prompt(18))
@@ -661,11 +661,11 @@ def test_each_notice_seals_what_its_caller_finds_in_its_own_pool() -> None:
     assert len(caller.written(2)) == 8
     for notice in caller.notices:
         if notice.ref == warm.ref:
-            assert notice.seals == b""
+            assert notice.checksums == b""
             continue
         pages = verified.dst_pages[notice.first : notice.first + notice.count]
         digests = HostDigests(caller.pool.view("u1")).digest(pages)
-        assert notice.seals == seal(digests, verified.tokens, 12 + 4 * notice.first, 4)
+        assert notice.checksums == page_checksums(digests, verified.tokens, 12 + 4 * notice.first, 4)
 
 
 def test_draining_finishes_what_it_has_and_takes_nothing_new() -> None:
