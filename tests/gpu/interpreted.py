@@ -81,3 +81,11 @@ def test_a_gathered_prefix():
     pages = torch.from_numpy(np.ascontiguousarray(batch.tables[0][:2]))
     out = torch.full_like(batch.q, float("nan"))
     assert_close(batch, GatheredExtend(spec.heads, paged)(batch.q, batch.kv, pages, rows, device_plan, out))
+
+
+@pytest.mark.parametrize("spec", [HALF, EIGHT_BIT], ids=["fp16", "fp8"])
+def test_one_launch_merges_what_two_do(spec):
+    batch = lay_out(spec, TREE)
+    out = batch.run(padding=1, one_launch=True, **CHUNK)
+    assert_close(batch, out[:-1])
+    assert (out[-1] == 0).all()

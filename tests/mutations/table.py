@@ -19,7 +19,7 @@ MUTATIONS = (
     Mutation(
         "unlock: a released lease keeps its path pinned",
         "kv/cache.py",
-        "            self._tree.unpin(end)\n            self._order.offer(end)",
+        "            self._tree.unpin(end)\n            self._order.push(end)",
         "            pass",
         ("tests/unit/kv/test_kv_lease.py",),
     ),
@@ -62,7 +62,7 @@ MUTATIONS = (
     Mutation(
         "pages of a step in flight: those of a call that ends meanwhile are free at once",
         "scheduler/prefill/scheduler.py",
-        "            self._cache.hold(pages)\n",
+        "            self._cache.add_reader(pages)\n",
         "",
         ("tests/unit/scheduler/test_prefill.py",),
     ),
@@ -123,18 +123,18 @@ MUTATIONS = (
         ("tests/unit/scheduler/test_verified_transfers.py", "tests/unit/chaos/test_damaged_pages.py"),
     ),
     Mutation(
-        "shares: whoever has too much loses no more than others",
+        "quotas: whoever has too much loses no more than others",
         "kv/eviction.py",
-        "in order.shares.above():",
+        "in order.quota.above():",
         "in ():",
-        ("tests/unit/kv/test_kv_shares.py",),
+        ("tests/unit/kv/test_kv_tenant_quota.py",),
     ),
     Mutation(
-        "shares: a tenant divides its cache and has as many shares",
+        "quotas: a tenant divides its cache and has as many quotas",
         "core/identity.py",
         "    return namespace[:OWNER_BYTES]",
         "    return namespace",
-        ("tests/unit/kv/test_kv_shares.py",),
+        ("tests/unit/kv/test_kv_tenant_quota.py",),
     ),
     Mutation(
         "admin key: any key operates the server",

@@ -10,7 +10,7 @@ from headstart.core.errors import ErrorCode
 from headstart.core.identity import cache_namespace
 from headstart.core.layout import pages_for
 from headstart.core.messages import PrefillFailed, Rejected
-from headstart.scheduler.decode.waiting import MAX_OVERTAKEN, pages_in_reserve, pages_to_lease
+from headstart.scheduler.decode.waiting import MAX_BYPASSED, pages_in_reserve, pages_to_lease
 
 
 def charge(prompt_len: int, hit_len: int, reserve: int, page_size: int, max_len: int = 1 << 20) -> int:
@@ -121,7 +121,7 @@ def test_behaviour_78_a_stream_of_small_ones_does_not_starve_a_big_one():
         number += 1
         rig.submit(f"small{number}", [200 + number % 700] * 6, 6)
         rig.step()
-        assert number < 40 * MAX_OVERTAKEN
+        assert number < 40 * MAX_BYPASSED
     rig.run(5000)
     assert rig.is_clean()
 

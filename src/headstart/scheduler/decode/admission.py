@@ -1,7 +1,7 @@
 """Admission: which waiting choices get a lease in this pass, and where their delta goes.
 
 A pass runs only when something stirred, looks at the line in order and matches a bounded number of choices that then do
-not get in. Who does not fit is overtaken by those who do, a bounded number of times; retracted choices are not. A pass
+not get in. Who does not fit is bypassed by those who do, a bounded number of times; retracted choices are not. A pass
 pins what it admits first, evicts once for all of it, and allocates then. `turns` says which long prompts wait although
 there is room.
 """
@@ -21,7 +21,7 @@ from headstart.scheduler.decode.prefill_client import PrefillClient
 from headstart.scheduler.decode.prefill_workers import NoPeer, PrefillPeer
 from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.states import Choice, LastMatch, Waiting
-from headstart.scheduler.decode.waiting import MAX_OVERTAKEN, pages_to_lease
+from headstart.scheduler.decode.waiting import MAX_BYPASSED, pages_to_lease
 
 MAX_SCANNED = 128
 MAX_VAIN_MATCHES = 16
@@ -86,7 +86,7 @@ class Admission:
             if is_full or position == MAX_SCANNED or admissions.num_vain == MAX_VAIN_MATCHES:
                 break
             blocked = self._consider(entry, admissions)
-            waits_no_longer = entry.retracted or entry.num_overtaken >= MAX_OVERTAKEN
+            waits_no_longer = entry.retracted or entry.num_bypassed >= MAX_BYPASSED
             if blocked is Blocked.PAGES and waits_no_longer:
                 break
             if blocked is Blocked.CREDIT and waits_no_longer:

@@ -179,7 +179,7 @@ class DecodeQueues:
     def _hold(self, entry: Running) -> None:
         """Before the commit, which may give up pages that the launched step touches."""
         if self.launched is not None and self.launched.has(entry):
-            self.cache.hold(entry.lease.pages)
+            self.cache.add_reader(entry.lease.pages)
             self.launched.left.append(entry)
             self.launched.held.append(entry.lease.pages)
 
@@ -210,7 +210,7 @@ class DecodeQueues:
         """The launched step has ended: it touches no page any more."""
         launched, self.launched = self.launched, None
         for pages in launched.held if launched is not None else ():
-            self.cache.unhold(pages)
+            self.cache.drop_reader(pages)
             self.stirred = True
 
     # ---- proof -------------------------------------------------------------------------------------------------------

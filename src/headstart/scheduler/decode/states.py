@@ -71,7 +71,7 @@ class LastMatch(NamedTuple):
 class Waiting:
     choice: Choice
     retracted: bool = False
-    num_overtaken: int = 0
+    num_bypassed: int = 0
     hint: LastMatch | None = None
 
 

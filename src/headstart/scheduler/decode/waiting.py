@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from headstart.core.layout import pages_for
 from headstart.scheduler.decode.states import Waiting
 
-MAX_OVERTAKEN = 64
+MAX_BYPASSED = 64
 """A choice that this many later ones overtook holds up the line until it is admitted."""
 
 
@@ -49,12 +49,12 @@ class WaitingLine:
         self._line.remove(entry)
 
     def overtake(self, entry: Waiting, unharmed: Collection[Waiting]) -> None:
-        """`entry` was admitted: everyone before it who would have gained by its place was overtaken once more."""
+        """`entry` was admitted: everyone before it who would have gained by its place was bypassed once more."""
         for other in self._line:
             if _place(other) >= _place(entry):
                 break
             if other not in unharmed:
-                other.num_overtaken += 1
+                other.num_bypassed += 1
 
 
 def _place(entry: Waiting) -> tuple[bool, int]:

@@ -6,7 +6,7 @@ Who finds no room in the next step is passed by shorter ones; who finds no pages
 import sys
 from collections.abc import Callable, Iterator, Mapping
 
-from headstart.scheduler.decode.waiting import MAX_OVERTAKEN
+from headstart.scheduler.decode.waiting import MAX_BYPASSED
 from headstart.scheduler.limits import PrefillLimits
 from headstart.scheduler.prefill.batching import has_room
 from headstart.scheduler.prefill.states import Call, CallKey, Run
@@ -50,9 +50,9 @@ class PrefillQueue:
                 if try_admit(call):
                     self._calls.remove(call)
                     for other in without_pages:
-                        other.num_overtaken += 1
+                        other.num_bypassed += 1
                     continue
-                if call.num_overtaken >= MAX_OVERTAKEN:
+                if call.num_bypassed >= MAX_BYPASSED:
                     break
                 without_pages.append(call)
             shortest_out = call.num_expected

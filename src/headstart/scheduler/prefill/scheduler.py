@@ -232,7 +232,7 @@ class PrefillScheduler:
             tokens = message.tokens[run.num_computed : stop]
             rows.append(Row(len(rows), tokens, run.num_computed, pages, namespace=message.namespace))
             chunks.append(Chunk(run, num_new, pages))
-            self._cache.hold(pages)
+            self._cache.add_reader(pages)
         if not rows:
             return None
         self._step_id += 1
@@ -244,7 +244,7 @@ class PrefillScheduler:
             raise InvariantError(f"output of step {output.step_id}, which is not in flight")
         chunks, self._launched = self._launched, None
         for chunk in chunks:
-            self._cache.unhold(chunk.pages)
+            self._cache.drop_reader(chunk.pages)
             self._counters["tokens_computed"] += chunk.num_new
             run, message = chunk.run, chunk.run.call.message
             if run.ending is not None:

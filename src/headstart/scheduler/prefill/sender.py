@@ -42,7 +42,7 @@ class Sender:
         seals = self._seals(run, src) if message.verify else b""
         notice = ChunkNotice(self._worker, message.ref, cursor - first, limit - cursor, run.hit_len, seals)
         handle = self._transport.write(run.call.peer, src, dst, encode_notice(notice))
-        self._cache.hold(src)
+        self._cache.add_reader(src)
         self._writes[handle] = Write(run, src)
         run.handles.add(handle)
         run.cursor = limit
@@ -57,7 +57,7 @@ class Sender:
         write = self._writes.pop(handle, None)
         if write is None:
             return None
-        self._cache.unhold(write.pages)
+        self._cache.drop_reader(write.pages)
         write.run.handles.remove(handle)
         return write.run
 

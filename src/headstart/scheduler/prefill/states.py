@@ -35,7 +35,7 @@ class Call:
     message: Prefill
     deadline: float
     found: Match  # of its prompt on arrival
-    num_overtaken: int = 0  # by calls admitted while it waited for pages
+    num_bypassed: int = 0  # by calls admitted while it waited for pages
 
     @property
     def key(self) -> CallKey:

@@ -14,26 +14,26 @@ from headstart.kv.tree import Node
 _MIN_COMPACTION = 64
 
 
-class Leaves:
+class LruHeap:
     """`stamps` [num_pages] int64: when each page was last released. Read here, written by whoever gave it."""
 
     def __init__(self, stamps: NDArray[np.int64]) -> None:
         self._stamps = stamps
         self._heap: list[tuple[int, int, Node]] = []
-        self._num_offered = 0
+        self._num_pushed = 0
         self._compact_at = _MIN_COMPACTION
 
-    def offer(self, node: Node) -> None:
+    def push(self, node: Node) -> None:
         """Let `node` be evicted if it is an unpinned leaf."""
         if node.parent is None or node.pins or node.children:
             return
-        self._num_offered += 1
-        heapq.heappush(self._heap, (self._stamp(node), self._num_offered, node))
+        self._num_pushed += 1
+        heapq.heappush(self._heap, (self._stamp(node), self._num_pushed, node))
         if len(self._heap) >= self._compact_at:
             self._compact()
 
     def pop_oldest(self) -> Node | None:
-        """The unpinned leaf whose last page is the oldest, taken out of the order until offered again."""
+        """The unpinned leaf whose last page is the oldest, taken out of the order until pushed again."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             if self._is_current(entry):
@@ -47,7 +47,7 @@ class Leaves:
         from_tail = self._stamps[leaf.pages][::-1]
         return max(1, int(np.searchsorted(from_tail, self._heap[0][0], side="right")))
 
-    def offered(self) -> set[Node]:
+    def nodes(self) -> set[Node]:
         """Every leaf that `pop_oldest` would come to."""
         return {entry[2] for entry in self._heap if self._is_current(entry)}
 

@@ -1,4 +1,4 @@
-"""An owner beyond its share of the pool gives its own pages up before anybody else's go."""
+"""The pages of an owner beyond its quota are evicted before anybody else's."""
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def test_a_flood_of_one_owners_prompts_leaves_the_pages_of_another_where_they_ar
     assert serve(cache, VICTIM, fresh(0)) == 4
 
 
-def test_without_shares_the_same_flood_takes_everything() -> None:
+def test_without_quotas_the_same_flood_takes_everything() -> None:
     cache = PrefixCache(20, PAGE)
     serve(cache, VICTIM, fresh(0))
     for seed in range(1, 50):
@@ -52,7 +52,7 @@ def test_without_shares_the_same_flood_takes_everything() -> None:
     assert serve(cache, VICTIM, fresh(0)) == 0
 
 
-def test_parts_of_an_owners_cache_have_one_share_together() -> None:
+def test_parts_of_an_owners_cache_have_one_quota_together() -> None:
     cache = PrefixCache(20, PAGE, owner_pages=10)
     serve(cache, VICTIM, fresh(0))
     for seed in range(1, 50):
@@ -67,7 +67,7 @@ def test_an_owner_may_fill_a_pool_that_nobody_else_needs() -> None:
     assert [found(cache, GREEDY, fresh(seed)) for seed in range(4)] == [4, 4, 4, 4]
 
 
-def test_what_an_owner_has_beyond_its_share_goes_as_soon_as_another_needs_it_and_no_more_than_that() -> None:
+def test_what_an_owner_has_beyond_its_quota_goes_as_soon_as_another_needs_it_and_no_more_than_that() -> None:
     cache = PrefixCache(20, PAGE, owner_pages=10)
     for seed in range(4):
         serve(cache, GREEDY, fresh(seed))
@@ -76,7 +76,7 @@ def test_what_an_owner_has_beyond_its_share_goes_as_soon_as_another_needs_it_and
     assert found(cache, VICTIM, fresh(9)) == 4
 
 
-def test_requests_that_run_are_never_evicted_however_far_beyond_its_share_their_owner_is() -> None:
+def test_requests_that_run_are_never_evicted_however_far_beyond_its_quota_their_owner_is() -> None:
     cache = PrefixCache(20, PAGE, owner_pages=2)
     running = [lease(cache, GREEDY, fresh(seed, num_pages=4)) for seed in range(4)]
     assert lease(cache, VICTIM, fresh(9)) is None
@@ -85,7 +85,7 @@ def test_requests_that_run_are_never_evicted_however_far_beyond_its_share_their_
     cache.check()
 
 
-def test_a_request_that_runs_counts_for_the_share_of_its_owner() -> None:
+def test_a_request_that_runs_counts_for_the_quota_of_its_owner() -> None:
     cache = PrefixCache(16, PAGE, owner_pages=8)
     serve(cache, GREEDY, fresh(1))
     serve(cache, VICTIM, fresh(0))
