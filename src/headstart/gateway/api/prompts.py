@@ -10,7 +10,7 @@ from headstart.text.tokenizer import TextTokenizer
 
 ROLES = ("system", "developer", "user", "assistant")
 MAX_MESSAGES = 1 << 14
-INLINE_CHARS = 20_000  # longer texts are encoded off the event loop
+INLINE_CHARS = 4_000  # longer texts are encoded off the event loop
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 

@@ -108,6 +108,8 @@ class ChatFormat:
             return None
         content = []
         for entry in entries:
+            if entry.ends:
+                continue
             top = [self._logprob(token_id, logprob) for token_id, logprob in entry.top]
             content.append({**self._logprob(entry.token_id, entry.logprob), "top_logprobs": top})
         return {"content": content, "refusal": None}
@@ -121,7 +123,6 @@ class CompletionFormat:
     def __init__(self, envelope: ResponseEnvelope, tokenizer: TextTokenizer) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
-        self._offsets: dict[int, int] = {}  # choice -> characters of token text streamed so far
 
     def full(self, answers: Sequence[ChoiceOutput]) -> Json:
         choices = []
@@ -131,7 +132,7 @@ class CompletionFormat:
                 {
                     "index": index,
                     "text": "".join(answer.text),
-                    "logprobs": self._logprobs(index, answer.logprobs),
+                    "logprobs": self._logprobs(answer.logprobs),
                     **_ending(answer.end),
                     **self._envelope.token_ids(index, answer.token_ids, opens=True),
                 }
@@ -145,7 +146,7 @@ class CompletionFormat:
         choice = {
             "index": chunk.choice,
             "text": chunk.text,
-            "logprobs": self._logprobs(chunk.choice, chunk.logprobs),
+            "logprobs": self._logprobs(chunk.logprobs),
             "finish_reason": None,
             **self._envelope.token_ids(chunk.choice, chunk.token_ids, opens=opens),
         }
@@ -158,23 +159,20 @@ class CompletionFormat:
     def usage(self, usage: Json) -> Json:
         return self._envelope.body("text_completion", []) | {"usage": usage}
 
-    def _logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> Json | None:
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> Json | None:
         if not self._envelope.with_logprobs:
             return None
-        tokens = [self._text(entry.token_id) for entry in entries]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offsets.get(choice, 0))
-            self._offsets[choice] = offsets[-1] + len(token)
         return {
-            "tokens": tokens,
+            "tokens": [self._text(entry.token_id) for entry in entries],
             "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [
-                {self._text(token_id): logprob for token_id, logprob in entry.top} if entry.top else None
-                for entry in entries
-            ],
-            "text_offset": offsets,
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": [entry.text_offset for entry in entries],
         }
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """The best tokens, and the sampled one whether or not it is among them."""
+        best = {self._text(token_id): logprob for token_id, logprob in entry.top}
+        return best | {self._text(entry.token_id): entry.logprob}
 
     def _text(self, token_id: int) -> str:
         """A token's text; part of a character as `bytes:\\xe2\\x82`, so that different tokens stay different."""
