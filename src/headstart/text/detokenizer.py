@@ -40,6 +40,7 @@ class ByteDetokenizer:
         self._tokenizer = tokenizer
         self._bytes_of = tokenizer.output_bytes(skip_special_tokens).__getitem__
         self._errors = tokenizer.rule.decode_errors
+        self._escapes = self._errors == "surrogateescape"
         self._pending = b""  # the beginning of a character
         self._drops_space = tokenizer.rule.drops_first_space and not any(map(self._bytes_of, prompt))
 
@@ -47,7 +48,7 @@ class ByteDetokenizer:
         data = self._start(ids) if self._drops_space else self._pending + b"".join(map(self._bytes_of, ids))
         text, num_used = codecs.utf_8_decode(data, self._errors, False)
         self._pending = data[num_used:]
-        return text if text.isascii() else ESCAPED.sub(REPLACEMENT, text)
+        return ESCAPED.sub(REPLACEMENT, text) if self._escapes and not text.isascii() else text
 
     def finish(self) -> str:
         text, _ = codecs.utf_8_decode(self._pending, self._errors, True)

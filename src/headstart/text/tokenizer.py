@@ -78,7 +78,7 @@ class TextTokenizer:
         if token is None:
             return b""
         if self.rule is None:
-            return self._backend.decode([token_id], skip_special_tokens=False).encode()
+            return self.decode_after([token_id], [token_id], skip_special_tokens=False).encode()
         return self.rule.to_bytes(token)
 
 
