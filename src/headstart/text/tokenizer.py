@@ -63,7 +63,8 @@ class TextTokenizer:
     @cached_property
     def rule(self) -> TokenRule | None:
         """How tokens become bytes; None if a token's text depends on its neighbours."""
-        return token_rule(json.loads(self._backend.to_str()).get("decoder"))
+        decoder = self._backend.decoder
+        return token_rule(None if decoder is None else json.loads(decoder.__getstate__()))
 
     @cached_property
     def _bytes(self) -> "_Table":
