@@ -1,0 +1,53 @@
+"""What a step drew, as the scheduler reads it."""
+
+from headstart.core.batch import BatchOutput, Sampled
+from headstart.executor.cuda.columns import ALL_BANNED, IS_FINE, NOT_FINITE
+from headstart.executor.cuda.positions import Position, names_unknown_token
+from headstart.executor.cuda.sampling import FetchedLogprobs
+from headstart.executor.cuda.steps import LaunchedStep
+from headstart.executor.drafts import accepted
+
+ERRORS = {NOT_FINITE: "logits are not finite", ALL_BANNED: "every token is banned"}
+_Logprobs = tuple[float, tuple[tuple[int, float], ...]]
+
+
+def output_of(step: LaunchedStep, vocab_size: int) -> BatchOutput:
+    """Of a step that has ended."""
+    tokens, flags = step.drawn.tolist()
+    logprobs = _by_place(step.logprobs) if step.logprobs is not None else {}
+    sampled: list[Sampled] = []
+    drafted: list[Sampled] = []
+    for position in step.positions:
+        one = _sampled(position, tokens[position.place], flags[position.place], logprobs.get(position.place), vocab_size)
+        if not position.row.num_drafts:
+            sampled.append(one)
+            continue
+        drafted.append(one)
+        if position.offset == position.row.num_drafts:
+            sampled.append(accepted(position.row, drafted))
+            drafted = []
+    return BatchOutput(step.batch.step_id, tuple(sampled), step.began.elapsed_time(step.ended) / 1e3)
+
+
+def _sampled(
+    position: Position, token: int, flag: int, logprobs: _Logprobs | None, vocab_size: int
+) -> Sampled:
+    row_id, spec = position.row.row_id, position.spec
+    if names_unknown_token(spec, vocab_size):
+        message = f"logit_bias or banned ids name a token outside the vocabulary of {vocab_size}"
+        return Sampled(row_id, (), error=message)
+    if flag != IS_FINE:
+        return Sampled(row_id, (), error=ERRORS[flag])
+    if logprobs is None:
+        return Sampled(row_id, (token,))
+    chosen, best = logprobs
+    return Sampled(row_id, (token,), (chosen,), (best,) if best else ())
+
+
+def _by_place(fetched: FetchedLogprobs) -> dict[int, _Logprobs]:
+    chosen, *best = (part.tolist() for part in fetched.parts)
+    found: dict[int, _Logprobs] = {}
+    for i, (place, num_top) in enumerate(zip(fetched.places, fetched.num_top, strict=True)):
+        pairs = tuple(zip(best[1][i][:num_top], best[0][i][:num_top], strict=True)) if num_top else ()
+        found[place] = (chosen[i], pairs)
+    return found
