@@ -88,9 +88,7 @@ def race_kernel(
     score = logits.to(tl.float64)
     if mode == 2:
         temperature = tl.load(spec + _TEMPERATURE).to(tl.float64, bitcast=True)
-        numbers = uniforms(
-            part * BLOCK, tl.load(spec + _INDEX), tl.load(spec + _CHOICE), tl.load(spec + _SEED), BLOCK
-        )
+        numbers = uniforms(part * BLOCK, tl.load(spec + _INDEX), tl.load(spec + _CHOICE), tl.load(spec + _SEED), BLOCK)
         score = score / temperature - tl.log(-tl.log(numbers))
         if HAS_FLOOR:
             score = tl.where(logits < tl.load(floor_ptr + row), -float("inf"), score)
@@ -102,9 +100,7 @@ def race_kernel(
 
 
 @triton.jit
-def finish_kernel(
-    block_ptr, score_ptr, token_ptr, flag_ptr, out_ptr, out_flag_ptr, num_parts, PARTS: tl.constexpr
-):
+def finish_kernel(block_ptr, score_ptr, token_ptr, flag_ptr, out_ptr, out_flag_ptr, num_parts, PARTS: tl.constexpr):
     """Program (row): the winner among the blocks' winners."""
     row = tl.program_id(0)
     if tl.load(block_ptr + row * _WIDTH + _MODE) == 0:
@@ -120,6 +116,20 @@ def finish_kernel(
     failed = (broken != 0) | (best == -float("inf"))
     tl.store(out_ptr + row, tl.where(failed, 0, winner).to(tl.int64))
     tl.store(out_flag_ptr + row, failed.to(tl.int64))
+
+
+@triton.jit
+def uniforms_kernel(out_ptr, index, choice, seed_ptr, SIZE: tl.constexpr):
+    first = tl.program_id(0) * SIZE
+    tl.store(out_ptr + first + tl.arange(0, SIZE), uniforms(first, index, choice, tl.load(seed_ptr), SIZE))
+
+
+def uniforms_of(seed: int, choice: int, output_index: int, count: int, device: torch.device) -> torch.Tensor:
+    """float64 [count], `count` a multiple of 1,024: see `executor.sampler.uniforms`."""
+    out = torch.empty(count, dtype=torch.float64, device=device)
+    bits = torch.tensor([seed - (seed >> 63 << 64)], dtype=torch.int64, device=device)
+    uniforms_kernel[(count // 1024,)](out, output_index, choice, bits, SIZE=1024)
+    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def inputs_kernel(
     tl.store(token_ptr + row, tl.where(source >= 0, drawn, given), mask=ok)
     tl.store(position_ptr + row, position, mask=ok)
     tl.store(kv_len_ptr + row, kv_len.to(tl.int32), mask=ok)
-    tl.store(slot_ptr + row, slot, mask=ok)
+    tl.store(slot_ptr + row, slot.to(tl.int32), mask=ok)
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def write_kernel(
 ):  # fmt: skip
     """Program (token) writes its keys and values, all heads, to its slot of one layer."""
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slot_ptr + token)
+    slot = tl.load(slot_ptr + token).to(tl.int64)
     if slot < 0:
         return
     head = tl.arange(0, HEADS_PADDED)[:, None]
@@ -72,7 +72,7 @@ def read_inputs(
     page_size: int,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
-    """Tokens, positions (int64), KV lengths (int32) and slots (int64) of decode rows; `out` says how many rows."""
+    """Tokens, positions (int64), KV lengths and slots (int32) of decode rows; `out` says how many rows."""
     tokens, positions, kv_lens, slots = out
     num_rows = tokens.shape[0]
     inputs_kernel[(triton.cdiv(num_rows, 64),)](

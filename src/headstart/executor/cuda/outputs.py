@@ -1,5 +1,9 @@
 """What a step drew, as the scheduler reads it."""
 
+from collections.abc import Sequence
+
+import torch
+
 from headstart.core.batch import BatchOutput, Sampled
 from headstart.executor.cuda.columns import ALL_BANNED, IS_FINE, NOT_FINITE
 from headstart.executor.cuda.positions import Position, names_unknown_token
@@ -13,12 +17,21 @@ _Logprobs = tuple[float, tuple[tuple[int, float], ...]]
 
 def output_of(step: LaunchedStep, vocab_size: int) -> BatchOutput:
     """Of a step that has ended."""
-    tokens, flags = step.drawn.tolist()
-    logprobs = _by_place(step.logprobs) if step.logprobs is not None else {}
+    sampled = sampled_at(step.positions, step.drawn, step.logprobs, vocab_size)
+    return BatchOutput(step.batch.step_id, tuple(sampled), step.began.elapsed_time(step.ended) / 1e3)
+
+
+def sampled_at(
+    positions: Sequence[Position], drawn: torch.Tensor, fetched: FetchedLogprobs | None, vocab_size: int
+) -> list[Sampled]:
+    """One for each row. `drawn` int64 [2, places]; positions of a row follow one another."""
+    tokens, flags = drawn.tolist()
+    logprobs = _by_place(fetched) if fetched is not None else {}
     sampled: list[Sampled] = []
     drafted: list[Sampled] = []
-    for position in step.positions:
-        one = _sampled(position, tokens[position.place], flags[position.place], logprobs.get(position.place), vocab_size)
+    for position in positions:
+        place = position.place
+        one = _sampled(position, tokens[place], flags[place], logprobs.get(place), vocab_size)
         if not position.row.num_drafts:
             sampled.append(one)
             continue
@@ -26,12 +39,10 @@ def output_of(step: LaunchedStep, vocab_size: int) -> BatchOutput:
         if position.offset == position.row.num_drafts:
             sampled.append(accepted(position.row, drafted))
             drafted = []
-    return BatchOutput(step.batch.step_id, tuple(sampled), step.began.elapsed_time(step.ended) / 1e3)
+    return sampled
 
 
-def _sampled(
-    position: Position, token: int, flag: int, logprobs: _Logprobs | None, vocab_size: int
-) -> Sampled:
+def _sampled(position: Position, token: int, flag: int, logprobs: _Logprobs | None, vocab_size: int) -> Sampled:
     row_id, spec = position.row.row_id, position.spec
     if names_unknown_token(spec, vocab_size):
         message = f"logit_bias or banned ids name a token outside the vocabulary of {vocab_size}"

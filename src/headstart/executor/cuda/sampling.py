@@ -71,7 +71,8 @@ class BatchSampler:
             rows = to_device(np.array(penalised, np.int64), self._device)
             seen, counts = self._history.advance([positions[i] for i in penalised], inputs)
             numbers = [
-                (params[i].repetition_penalty, params[i].frequency_penalty, params[i].presence_penalty) for i in penalised
+                (params[i].repetition_penalty, params[i].frequency_penalty, params[i].presence_penalty)
+                for i in penalised
             ]
             columns = to_device(np.array(numbers, np.float64).T[..., None], self._device)
             logits.index_copy_(0, rows, Penalties(*columns).apply(logits.index_select(0, rows), seen, counts))

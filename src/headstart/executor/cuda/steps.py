@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from headstart.attention.triton_attention import RowTables
 from headstart.core.batch import Batch, Row
 from headstart.core.errors import InvariantError
-from headstart.executor.cuda.attention import CardAttention, ChunkPlanner, DecodeAttention, MixedAttention
+from headstart.executor.cuda.attention import CardAttention, ChunkPlanner, DecodeAttention, MixedAttention, slots_of
 from headstart.executor.cuda.columns import KV_LEN, SOURCE, TOKEN
 from headstart.executor.cuda.graphs import DecodeGraphs
 from headstart.executor.cuda.kernels import read_inputs
@@ -64,8 +64,9 @@ class _DecodeInputs:
 
     @classmethod
     def empty(cls, max_rows: int, device: torch.device) -> "_DecodeInputs":
-        wide = [torch.zeros(max_rows, dtype=torch.int64, device=device) for _ in range(3)]
-        return cls(wide[0], wide[1], torch.zeros(max_rows, dtype=torch.int32, device=device), wide[2])
+        wide = [torch.zeros(max_rows, dtype=torch.int64, device=device) for _ in range(2)]
+        narrow = [torch.zeros(max_rows, dtype=torch.int32, device=device) for _ in range(2)]
+        return cls(*wide, *narrow)
 
 
 class StepLauncher:
@@ -197,7 +198,7 @@ class StepLauncher:
         columns = to_device(packed, device)
         if read is not None:
             columns = torch.cat((torch.stack((read[0], read[1], read[3])), columns), dim=1)
-        tokens, places, slots = columns
+        tokens, places, slots = columns[0], columns[1], columns[2].to(torch.int32)
         parts = self._chunks.plan(
             [row.pages for row in chunks],
             np.array([row.start for row in chunks], np.int64),
@@ -236,10 +237,7 @@ def _pack(chunks: Sequence[Row], page_size: int) -> NDArray[np.int64]:
     if not chunks:
         return np.empty((3, 0), np.int64)
     positions = [np.arange(row.start, row.start + row.num_new) for row in chunks]
-    slots = [
-        row.pages[at // page_size].astype(np.int64) * page_size + at % page_size
-        for row, at in zip(chunks, positions, strict=True)
-    ]
+    slots = [slots_of(row.pages, row.start, row.num_new, page_size) for row in chunks]
     tokens = np.concatenate([row.tokens for row in chunks]).astype(np.int64)
     return np.stack((tokens, np.concatenate(positions), np.concatenate(slots)))
 
