@@ -21,6 +21,7 @@ from headstart.core.batch import Batch, BatchOutput, Row, SampleSpec
 from headstart.core.errors import HeadstartError, InvariantError, WorkerError
 from headstart.core.layout import PoolRegion, pages_for
 from headstart.core.request import SamplingParams
+from headstart.executor.cuda.marks import Mark
 from headstart.executor.cuda.outputs import output_of
 from headstart.executor.cuda.steps import LaunchedStep, StepLauncher
 from headstart.executor.pool import KVPool
@@ -38,7 +39,7 @@ class CudaExecutor:
         self._launcher = launcher
         self._on_done = on_done or (lambda: None)
         self._inflight: deque[LaunchedStep] = deque()
-        self._watched: SimpleQueue[torch.cuda.Event | None] = SimpleQueue()
+        self._watched: SimpleQueue[Mark | None] = SimpleQueue()
         self._failure: HeadstartError | None = None
         self._watcher: threading.Thread | None = None
 

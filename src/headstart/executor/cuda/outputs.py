@@ -6,6 +6,7 @@ import torch
 
 from headstart.core.batch import BatchOutput, Sampled
 from headstart.executor.cuda.columns import ALL_BANNED, IS_FINE, NOT_FINITE
+from headstart.executor.cuda.marks import seconds_between
 from headstart.executor.cuda.positions import Position, names_unknown_token
 from headstart.executor.cuda.sampling import FetchedLogprobs
 from headstart.executor.cuda.steps import LaunchedStep
@@ -18,7 +19,7 @@ _Logprobs = tuple[float, tuple[tuple[int, float], ...]]
 def output_of(step: LaunchedStep, vocab_size: int) -> BatchOutput:
     """Of a step that has ended."""
     sampled = sampled_at(step.positions, step.drawn, step.logprobs, vocab_size)
-    return BatchOutput(step.batch.step_id, tuple(sampled), step.began.elapsed_time(step.ended) / 1e3)
+    return BatchOutput(step.batch.step_id, tuple(sampled), seconds_between(step.began, step.ended))
 
 
 def sampled_at(

@@ -20,6 +20,7 @@ from headstart.executor.cuda.attention import CardAttention, ChunkPlanner, Decod
 from headstart.executor.cuda.columns import KV_LEN, SOURCE, TOKEN
 from headstart.executor.cuda.graphs import DecodeGraphs
 from headstart.executor.cuda.kernels import read_inputs
+from headstart.executor.cuda.marks import Mark, new_mark
 from headstart.executor.cuda.plans import DecodePlans
 from headstart.executor.cuda.positions import Position, positions_of, write_columns
 from headstart.executor.cuda.sampling import BatchSampler, FetchedLogprobs
@@ -49,8 +50,8 @@ class LaunchedStep:
     positions: list[Position]
     drawn: torch.Tensor  # int64 [2, places]: token ids, and whether they are fine
     logprobs: FetchedLogprobs | None
-    began: torch.cuda.Event
-    ended: torch.cuda.Event
+    began: Mark
+    ended: Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class StepLauncher:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
-        began, ended = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+        began, ended = (new_mark(self._card.device) for _ in range(2))
         began.record()
         decode = [row for row in batch.rows if row.num_new == 1 and not row.num_drafts]
         chunks = [row for row in batch.rows if row.num_new > 1 or row.num_drafts]
