@@ -29,6 +29,7 @@ class DecodeWorkers:
         self._transport = transport
         self._peers: dict[str, DecodePeer] = {}
         self._incarnations: dict[str, list[WorkerRef]] = {}  # of the peers, by worker name
+        self._mismatches: dict[str, str] = {}  # by worker name
         self._exited: dict[str, int] = {}  # worker name -> newest incarnation known to have exited
 
     def former_incarnations(self, worker: WorkerRef) -> list[WorkerRef]:
@@ -46,7 +47,10 @@ class DecodeWorkers:
         be final."""
         name = str(hello.worker)
         if mismatch := first_mismatch(self._kv_spec, hello.kv_spec):
-            return Refused(self._worker, mismatch)
+            text = f"{self._worker.name} (here) and {hello.worker.name} (there) exchange no KV: {mismatch}"
+            self._mismatches[hello.worker.name] = text
+            return Refused(self._worker, text)
+        self._mismatches.pop(hello.worker.name, None)
         peer = self._peers.get(name)
         if peer is None:
             peer = self._peers[name] = DecodePeer(hello.worker)
@@ -60,13 +64,17 @@ class DecodeWorkers:
         limits = self._limits
         return Welcome(self._worker, limits.capacity_tokens, limits.credit_tokens, self._transport.descriptor())
 
+    def mismatches(self) -> tuple[str, ...]:
+        """What each refused decode worker and this one disagree on."""
+        return tuple(self._mismatches.values())
+
     def connected(self, name: str) -> WorkerRef | None:
         """The decode worker of that name, if its pool can be reached."""
         peer = self._peers.get(name)
         return peer.worker if peer is not None and peer.descriptor is not None else None
 
-    def lose(self, name: str) -> None:
-        """The transport to a peer is closed; the peer itself may live and say Hello again."""
+    def on_lost(self, name: str) -> None:
+        """The transport to a peer is closed; the peer itself may live and send Hello again."""
         if (peer := self._peers.get(name)) is not None:
             peer.descriptor = None
 
@@ -74,6 +82,7 @@ class DecodeWorkers:
         """The peer's process has ended."""
         name = str(worker)
         self._exited[worker.name] = max(worker.incarnation, self._exited.get(worker.name, -1))
+        self._mismatches.pop(worker.name, None)
         if self._peers.pop(name, None) is not None:
             self._incarnations[worker.name].remove(worker)
             self._transport.disconnect(name)
