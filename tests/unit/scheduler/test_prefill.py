@@ -116,6 +116,8 @@ def test_a_mismatch_is_reported_until_the_worker_comes_back_with_the_same_settin
     assert len(rig.scheduler.load().mismatches) == 2
     mended.hello()
     assert ["decode-1" in text for text in rig.scheduler.load().mismatches] == [True]
+    rig.scheduler.handle("gateway", WorkerExited(WorkerRef("decode-1", 0), 0))
+    assert len(rig.scheduler.load().mismatches) == 1, "a former incarnation"
     rig.scheduler.handle("gateway", WorkerExited(ended.worker, 0))
     assert rig.scheduler.load().mismatches == ()
 
