@@ -63,6 +63,7 @@ class PrefillWorkers:
         self._counters = counters
         self._links: dict[str, PrefillPeer] = {}
         self._unproven: list[PeerState] = []  # replaced by namesakes that prove nothing of their end
+        self._mismatches: dict[WorkerRef, str] = {}  # as those that refused us state them
         self._listed: tuple[PeerState, ...] | None = None  # the last list, while it would change nothing
         self._due = inf  # of `advance`
         self._is_settled = False  # `_due` is right
@@ -93,6 +94,7 @@ class PrefillWorkers:
                 self._links[peer.worker.name] = PrefillPeer(peer, peer.state, now, now, now)
                 if former is not None:
                     self._unproven.append(former.peer)
+                    self._mismatches.pop(former.worker, None)
                 ended += self._take_proven(peer)
                 if former is not None and former.worker not in ended:
                     lost.append(former.worker)
@@ -142,7 +144,13 @@ class PrefillWorkers:
             return False
         link.handshake = Handshake.REFUSED
         self._counters["refused_links"] += 1
+        self._mismatches[message.worker] = message.message
         return True
+
+    def mismatches(self) -> tuple[str, ...]:
+        """What each live prefill worker that refused us and this worker disagree on."""
+        refused = [link for link in self._links.values() if link.handshake is Handshake.REFUSED and link.state != DEAD]
+        return tuple(self._mismatches[link.worker] for link in refused if link.worker in self._mismatches)
 
     def mismatch(self, worker: WorkerRef) -> None:
         """A call came back as incompatible: no more on this pair."""

@@ -380,6 +380,7 @@ class DecodeScheduler:
             counters={name: float(value) for name, value in self._counters.items()},
             overdue_pages=self._calls.num_overdue(),
             gives_up=self._gives_up,
+            mismatches=self._links.mismatches(),
         )
 
     def check(self) -> None:
