@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-SIM = "tests/unit/chaos/test_fence.py"
-CHAOS = "tests/unit/chaos/test_chaos.py::test_100_seeds[0]"
+SIM = "tests/chaos/test_fence.py"
+CHAOS = "tests/chaos/test_chaos.py::test_100_seeds[0]"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ MUTATIONS = (
         "scheduler/decode/remote_prefill.py",
         "        return seal(digests, call.tokens, call.start + notice.first * size, size) == notice.seals",
         "        return True",
-        ("tests/unit/scheduler/test_verified_transfers.py", "tests/unit/chaos/test_damaged_pages.py"),
+        ("tests/unit/scheduler/test_verified_transfers.py", "tests/chaos/test_damaged_pages.py"),
     ),
     Mutation(
         "digest check: a seal says nothing of the position",
@@ -120,7 +120,7 @@ MUTATIONS = (
         "scheduler/decode/prefill_client.py",
         "        board.calls.cut(call)\n        board.stirred = True",
         "        board.calls.end(call)\n        board.stirred = True",
-        ("tests/unit/scheduler/test_verified_transfers.py", "tests/unit/chaos/test_damaged_pages.py"),
+        ("tests/unit/scheduler/test_verified_transfers.py", "tests/chaos/test_damaged_pages.py"),
     ),
     Mutation(
         "quotas: whoever has too much loses no more than others",

@@ -5,12 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from test_fence import Unfenced
 
-from headstart.sim.chaos import main, run_seeds, summary
-from headstart.sim.chaos_run import SeedFailed, run_seed
+from chaos.__main__ import main, run_seeds, summary
+from chaos.run import SeedFailed, run_seed
+from chaos.test_fence import Unfenced
 
 BATCH = 25
 HAPPENINGS = (
@@ -51,8 +52,9 @@ def test_many_seeds() -> None:
 def history(seed: int, hash_seed: str) -> str:
     """Digest of all that happens in a seed, in a process of its own."""
     run = subprocess.run(
-        [sys.executable, "-m", "headstart.sim.chaos", "--timeline", str(seed)],
+        [sys.executable, "-m", "chaos", "--timeline", str(seed)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
         check=True,

@@ -15,14 +15,7 @@ from random import Random
 
 from msgspec import structs
 
-from headstart.core.errors import ErrorCode
-from headstart.core.messages import Join, KillRequest, LauncherHello, Message, TicketRef, WorkerExited, WorkerRef
-from headstart.core.request import ChoiceRef, Request, StopCriteria
-from headstart.kv.cache import PrefixCache
-from headstart.scheduler.decode.remote_prefill import Phase
-from headstart.scheduler.decode.scheduler import DecodeScheduler
-from headstart.sim.build import MakeCache, OpenLog
-from headstart.sim.chaos_plan import (
+from chaos.plan import (
     CONTEXT_LEN,
     Burst,
     Conversation,
@@ -35,10 +28,17 @@ from headstart.sim.chaos_plan import (
     Turn,
     draw_plan,
 )
+from chaos.text_client import Reader, read, submit_text
+from chaos.timeline import Timeline
+from headstart.core.errors import ErrorCode
+from headstart.core.messages import Join, KillRequest, LauncherHello, Message, TicketRef, WorkerExited, WorkerRef
+from headstart.core.request import ChoiceRef, Request, StopCriteria
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.decode.remote_prefill import Phase
+from headstart.scheduler.decode.scheduler import DecodeScheduler
+from headstart.sim.build import MakeCache, OpenLog
 from headstart.sim.client import Handle
 from headstart.sim.network import FINE, MessageFate
-from headstart.sim.reading import Reader, read
-from headstart.sim.timeline import Timeline
 from headstart.sim.watermarks import Draw, oracle
 from headstart.sim.worker import GATEWAY
 from headstart.sim.world import GREEDY, World
@@ -222,7 +222,7 @@ class ChaosRun:
 
     def _submit(self, request: Request, stops: tuple[str, ...] = ()) -> _Asked:
         now = self.world.clock.now()
-        return _Asked(self.world.submit_text(request, stops), stops, now + request.remaining_s, heard_at=now)
+        return _Asked(submit_text(self.world, request, stops), stops, now + request.remaining_s, heard_at=now)
 
     def _cancel(self, request_id: str) -> None:
         open_now = [asked for asked in self._asked if asked.handle.request.ref.request_id == request_id]
