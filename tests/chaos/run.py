@@ -34,8 +34,8 @@ from headstart.core.errors import ErrorCode
 from headstart.core.messages import Join, KillRequest, LauncherHello, Message, TicketRef, WorkerExited, WorkerRef
 from headstart.core.request import ChoiceRef, Request, StopCriteria
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.decode.remote_prefill import Phase
 from headstart.scheduler.decode.scheduler import DecodeScheduler
+from headstart.scheduler.tickets import Phase
 from headstart.sim.build import MakeCache, OpenLog
 from headstart.sim.client import Handle
 from headstart.sim.network import FINE, MessageFate
@@ -414,7 +414,7 @@ class ChaosRun:
         """Pages that a request gave up while a peer might still write them."""
         for ref, scheduler in self._decode_schedulers():
             for call in scheduler.open_calls():
-                if call.phase is Phase.LOOSE and (ref, call.ref) not in self._loose:
+                if call.phase is Phase.CANCELLING and (ref, call.ref) not in self._loose:
                     self._loose.add((ref, call.ref))
                     self.tally.quarantined_pages += int(call.missing.sum())
 

@@ -1,4 +1,4 @@
-"""KV that is damaged on its way is found by its seal before the first token. The canaries: with seals off, the
+"""KV that is damaged on its way is found by its checksum before the first token. The canaries: with checksums off, the
 watermarks find it in what the requests would have been answered from."""
 
 import random
@@ -105,7 +105,7 @@ def test_case_A5_fifty_requests_five_at_a_time_over_a_way_that_damages_and_lands
 
 
 @pytest.mark.parametrize("fate", [Fate(flips=True), Fate(late_page_s=0.05)], ids=["flipped", "late"])
-def test_without_seals_the_watermarks_catch_the_same_damage(fate: Fate) -> None:
+def test_without_checksums_the_watermarks_catch_the_same_damage(fate: Fate) -> None:
     world = World(WorldSpec(verify_transfers=False))
     world.run_for(0.1)
     world.judge_writes(judge_nth({0: fate}))
@@ -114,7 +114,7 @@ def test_without_seals_the_watermarks_catch_the_same_damage(fate: Fate) -> None:
         run(world)
 
 
-def failure_without_seals(seed: int) -> Exception | None:
+def failure_without_checksums(seed: int) -> Exception | None:
     plan = draw_plan(seed)
     try:
         ChaosRun(replace(plan, spec=replace(plan.spec, verify_transfers=False)), seed).run()
@@ -123,10 +123,10 @@ def failure_without_seals(seed: int) -> Exception | None:
     return None
 
 
-def test_chaos_without_seals_is_caught_by_the_watermarks() -> None:
+def test_chaos_without_checksums_is_caught_by_the_watermarks() -> None:
     """Of some seeds no request reads the damage: it had left, or the bit was behind the prompt's end."""
     damaging = (seed for seed in range(60) if draw_plan(seed).weather.flipped > 0.05)
-    failures = list(islice(filter(None, map(failure_without_seals, damaging)), 3))
+    failures = list(islice(filter(None, map(failure_without_checksums, damaging)), 3))
     assert len(failures) == 3
     for failure in failures:
         assert re.search(LATE_PAGE, str(failure)), failure

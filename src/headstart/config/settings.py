@@ -209,6 +209,32 @@ class AccessSettings:
 
 
 @dataclass(frozen=True)
+class HttpSettings:
+    """How HTTP requests are taken."""
+
+    cors_origins: str = ""
+    """Sites whose pages may use the API from a browser, such as https://example.org, separated by commas; * for all.
+    Empty: none."""
+    strict_fields: bool = False
+    """Refuse a request with a field that nobody knows, instead of naming it in x-headstart-ignored-fields."""
+    log_requests: bool = False
+    """One line in the log for each answer: id, method, path, status, seconds. Prompts are never logged."""
+
+    def __post_init__(self) -> None:
+        for origin in self.origins:
+            scheme, _, rest = origin.partition("://")
+            is_origin = scheme in ("http", "https") and rest and not set(rest) & set("/?# ")
+            require(
+                origin in ("*", "null") or bool(is_origin),
+                f"--cors-origins: {origin!r} is no origin; give scheme, host and port only, such as https://example.org",
+            )
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return tuple(origin.strip() for origin in self.cors_origins.split(",")) if self.cors_origins else ()
+
+
+@dataclass(frozen=True)
 class GatewaySettings:
     """The HTTP side."""
 
@@ -222,6 +248,7 @@ class GatewaySettings:
     control_port: int | Auto = "auto"
     """Port that workers join at. auto: the one after --port."""
     access: AccessSettings = field(default_factory=AccessSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
     load_balance_method: Literal["cache_aware", "least_loaded"] = "cache_aware"
     """How the gateway picks decode workers. cache_aware: the one that probably holds the prompt's prefix, unless its
     queue is long. least_loaded: the one with the fewest requests."""

@@ -160,7 +160,7 @@ class Prefill(Message, frozen=True):
     namespace: bytes
     remaining_s: float
     cacheable: bool = True
-    verify: bool = False  # notices must carry a seal for each page
+    verify: bool = False  # notices must carry a checksum for each page
     src_pages: Int32Array = EMPTY  # reserved: the caller's pages of the prefix, for borrowed prefixes
 
 
@@ -195,7 +195,7 @@ class TicketClosed(Message, frozen=True):
 class ChunkNotice(Message, frozen=True):
     """Arrives with the data, over the transport: pages [first, first + count) of the ticket's `dst_pages` are written.
 
-    `prefix_len` as in PrefillDone, so that a request which finishes before Done arrives knows what it cost. `seals` are
+    `prefix_len` as in PrefillDone, so that a request which finishes before Done arrives knows what it cost. `checksums` are
     `count` of 8 bytes each (`scheduler.checksums`) where the call asked for them."""
 
     writer: WorkerRef
@@ -203,7 +203,7 @@ class ChunkNotice(Message, frozen=True):
     first: int
     count: int
     prefix_len: int = 0
-    seals: bytes = b""
+    checksums: bytes = b""
 
 
 def encode_notice(notice: ChunkNotice) -> bytes:

@@ -72,7 +72,8 @@ class ChoiceRecord:
     state: ChoiceState
     attempt: int = -1  # of the latest hand-over; -1 before the first
     tokens: list[int] = field(default_factory=list)  # accepted outputs, over all attempts
-    died: dict[WorkerRef, float] = field(default_factory=dict)  # workers that died with it -> how much that counts
+    died: dict[WorkerRef, float] = field(default_factory=dict)  # workers that ended with it -> how much that counts
+    lost: dict[WorkerRef, float] = field(default_factory=dict)  # the same of workers that are not known to have ended
     num_failed_attempts: int = 0  # hand-overs that came to nothing, refusals for want of room apart
     refusals: dict[WorkerRef, ErrorCode] = field(default_factory=dict)  # since it last ran
     is_open: bool = True  # has neither finished nor failed
@@ -96,12 +97,23 @@ class ChoiceRecord:
 
     @property
     def num_deaths(self) -> float:
+        """Workers that are known to have ended with this choice."""
         return sum(self.died.values())
 
-    def note_death(self, worker: WorkerRef) -> None:
-        """The worker that has this choice died: half as bad where it had not said yet that it took it."""
+    def note_loss(self, worker: WorkerRef, *, has_ended: bool) -> None:
+        """The worker that has this choice is gone, or only silent. It counts half if it had not accepted the choice yet."""
         is_untaken = isinstance(self.state, Submitted) and not self.state.was_running
-        self.died[worker] = 0.5 if is_untaken else 1.0
+        (self.died if has_ended else self.lost)[worker] = 0.5 if is_untaken else 1.0
+
+    def note_end(self, worker: WorkerRef) -> None:
+        """A worker that was lost before is known to have ended now."""
+        if (weight := self.lost.pop(worker, None)) is not None:
+            self.died[worker] = weight
+
+    def note_return(self, worker: WorkerRef) -> None:
+        """A worker that was lost was only silent."""
+        self.lost.pop(worker, None)
+        self.died.pop(worker, None)
 
     def at_attempt(self, now: float) -> Request:
         """The request to send for the current attempt: what it has produced goes along as output ids."""
@@ -123,3 +135,12 @@ class ChoiceRecord:
 
     def finished(self, reason: str, stats: RequestStats | None = None, stop_token_id: int | None = None) -> Finished:
         return Finished(self.ref, reason, len(self.tokens), stats or RequestStats(), stop_token_id)
+
+
+def bounded_stats(stats: RequestStats, prompt_len: int) -> RequestStats:
+    """A worker that took a choice over counts earlier outputs as prompt; a client is told of its own prompt alone."""
+    prefixes = {name: getattr(stats, name) for name in ("cached_tokens", "decode_prefix_len", "prefill_prefix_len")}
+    wrong = {
+        name: min(max(length, 0), prompt_len) for name, length in prefixes.items() if not 0 <= length <= prompt_len
+    }
+    return structs.replace(stats, **wrong) if wrong else stats

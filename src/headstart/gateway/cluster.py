@@ -32,10 +32,10 @@ ClusterMessage = Join | Heartbeat | Leave | WorkerExited | LauncherHello | KillR
 
 
 class Loss(NamedTuple):
-    """Nothing more will come of `worker`. `died`: without having said that it would go."""
+    """Nothing more is expected of `worker`. `has_ended`: its process is known to have died; silence proves nothing."""
 
     worker: WorkerRef
-    died: bool
+    has_ended: bool
 
 
 class Cluster:
@@ -70,10 +70,10 @@ class Cluster:
             case Heartbeat():
                 self._counters["unknown_heartbeats"] += not self.registry.heartbeat(message, now)
             case Leave(worker):
-                return self._end(Loss(worker, died=False), "worker left: it has drained")
+                return self._end(Loss(worker, has_ended=False), "worker left: it has drained")
             case WorkerExited(worker):
                 self._forward_exit(message)
-                return self._end(Loss(worker, died=True), f"worker ended with status {message.exit_status}")
+                return self._end(Loss(worker, has_ended=True), f"worker ended with status {message.exit_status}")
             case LauncherHello(workers):
                 self._launchers[sender] = workers
             case KillRequest():
@@ -86,7 +86,7 @@ class Cluster:
         changed = self.registry.judge(now)
         for record in changed:
             log.info(_describe_state(record, now), extra={"worker": str(record.ref)})
-        lost = [Loss(record.ref, died=True) for record in changed if not record.may_return]
+        lost = [Loss(record.ref, has_ended=False) for record in changed if not record.may_return]
         membership = self.registry.membership()
         if membership is not self._membership:
             self._membership, self._notified = membership, set()
@@ -117,7 +117,7 @@ class Cluster:
             reason = "its name is another process's, which may still run; give it another --name"
             return self._reject_join(message.worker, "contested_names", reason)
         replaced = self._accept_join(message, now)
-        return [] if replaced is None else [Loss(replaced, died=True)]
+        return [] if replaced is None else [Loss(replaced, has_ended=True)]
 
     def _accept_join(self, message: Join, now: float) -> WorkerRef | None:
         is_known = self.registry.get(message.worker) is not None

@@ -5,8 +5,9 @@ A choice's states are in `choice`, a worker's in `registry`. Invariants:
 - every submitted choice ends in exactly one on_finished or on_failed, at the latest at its deadline;
 - its sink sees output `i` exactly once and in order: only the current attempt's tokens at the expected index count;
 - after a hand-over the former worker is told to stop, and told again whenever it is heard to go on;
-- a choice that was on two workers that died is failed, not tried on a third: it may be what killed them. One that
-  died before it took the choice counts half: when all decode workers die at once, the choice is sent to a dead one.
+- a choice that was on two workers that died is failed, not tried on a third: it may be what killed them. Only a proven
+  end counts (an exit status, or a successor under the same lock), also if the proof comes later; silence does not. A
+  worker that died before it accepted the choice counts half: a restart of all workers must not use up the limit.
 """
 
 from collections import Counter, OrderedDict
@@ -38,7 +39,7 @@ from headstart.core.messages import (
     WorkerRef,
 )
 from headstart.core.request import ChoiceRef, FinishReason, Request
-from headstart.gateway.choice_record import ChoiceRecord, Queued, Serving, Sink, Stopping, Submitted
+from headstart.gateway.choice_record import ChoiceRecord, Queued, Serving, Sink, Stopping, Submitted, bounded_stats
 from headstart.gateway.cluster import DECODE, Cluster
 from headstart.gateway.flush import FlushDone, Flushes
 from headstart.gateway.limits import DispatchLimits
@@ -269,8 +270,8 @@ class Dispatcher:
     def _on_cluster(self, sender: str, message: Join | Leave | WorkerExited | LauncherHello | KillRequest) -> None:
         now = self._clock.now()
         is_known = isinstance(message, Join) and self.registry.get(message.worker) is not None
-        for worker, died in self._cluster.handle(sender, message, now):
-            self._on_lost(worker, now, died=died)
+        for worker, has_ended in self._cluster.handle(sender, message, now):
+            self._on_lost(worker, now, has_ended=has_ended)
         if not isinstance(message, Join):
             self._tick(now)
         elif not is_known:
@@ -297,8 +298,8 @@ class Dispatcher:
 
     def _check_all(self, now: float, *, repeats: bool) -> None:
         """See what has changed. `repeats`: tell decode workers also what they know."""
-        for worker, died in self._cluster.judge(now, repeats=repeats):
-            self._on_lost(worker, now, died=died)
+        for worker, has_ended in self._cluster.judge(now, repeats=repeats):
+            self._on_lost(worker, now, has_ended=has_ended)
         self._expire(now)
         for choice in self._open:
             self._retry_due(choice, now)
@@ -339,18 +340,19 @@ class Dispatcher:
         choice.state = asked
         self._send(str(asked.worker), Submit(choice.at_attempt(asked.sent_at), self._router.ranking(choice)))
 
-    def _on_lost(self, worker: WorkerRef, now: float, *, died: bool) -> None:
-        """Nothing more will come of this worker: its choices go elsewhere. Harmless if it turns out to live."""
+    def _on_lost(self, worker: WorkerRef, now: float, *, has_ended: bool) -> None:
+        """Hand a worker's choices to others. Harmless if it turns out to live. `has_ended`: its end is proven."""
         self.flushes.lost(str(worker))
         for choice in self._open:
+            if has_ended:
+                choice.note_end(worker)
             if choice.worker != worker:
                 continue
             self._send(str(worker), Cancel(choice.ref))
             if isinstance(choice.state, Stopping):
                 self._finish(choice, choice.finished(FinishReason.STOP))
                 continue
-            if died:
-                choice.note_death(worker)
+            choice.note_loss(worker, has_ended=has_ended)
             self._requeue(choice, now)
 
     # ---- moving a choice ---------------------------------------------------------------------------------------------
@@ -379,7 +381,7 @@ class Dispatcher:
 
     def _hand_over(self, choice: ChoiceRecord, record: WorkerRecord, now: float) -> None:
         choice.attempt += 1
-        choice.died.pop(record.ref, None)  # it was only silent
+        choice.note_return(record.ref)
         self.counters["resubmitted"] += choice.attempt > 0
         self._set_state(choice, Submitted(record.ref, now))
         self._policy.note_given(choice)
@@ -402,8 +404,9 @@ class Dispatcher:
             self._policy.note_finished(choice)
         self._remove(choice)
         self.counters["finished"] += 1
-        if finished.num_tokens != len(choice.tokens):
-            finished = structs.replace(finished, num_tokens=len(choice.tokens))
+        stats = bounded_stats(finished.stats, len(choice.request.prompt))
+        if finished.num_tokens != len(choice.tokens) or stats is not finished.stats:
+            finished = structs.replace(finished, num_tokens=len(choice.tokens), stats=stats)
         choice.sink.on_finished(finished)
 
     def _fail(self, choice: ChoiceRecord, code: ErrorCode, message: str) -> None:

@@ -6,15 +6,14 @@ Whatever ends it, nothing of it stays in the dispatcher.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
 from headstart.gateway.dispatch import DispatcherApi
-from headstart.gateway.stream import ChoiceStream, Done, Event, Failure, StopRules, TextChunk
+from headstart.gateway.stream import ChoiceStream, Event, Failure, StopRules, TextChunk
 from headstart.text.detokenizer import make_detokenizer
 from headstart.text.tokenizer import TextTokenizer
 
@@ -45,15 +44,15 @@ class GenerationSpec:
 
 
 class Generation:
-    """Submits a GenerationSpec and yields its events in order of arrival."""
+    """Submits a GenerationSpec and hands out its events in order of arrival."""
 
     def __init__(self, generation_id: str, spec: GenerationSpec, calls: DispatcherApi, max_buffered: int) -> None:
         self.generation_id = generation_id
         self.spec = spec
         self._calls = calls
         self._max_buffered = max_buffered
-        self._events: deque[Event] = deque()
-        self._wake = asyncio.Event()
+        self._events: list[Event] = []
+        self._waiter: asyncio.Future[None] | None = None
         self._num_open = spec.num_total
         self._closed = False
 
@@ -73,36 +72,36 @@ class Generation:
     def first_failure(self) -> Failure | None:
         return next((event for event in self._events if isinstance(event, Failure)), None)
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Every event until all choices ended or one failed; that failure is the last."""
-        while True:
-            while self._events:
-                event = self._events.popleft()
-                yield event
-                if isinstance(event, Failure):
-                    return
-            if self._num_open == 0:
-                return
+    async def next_events(self) -> list[Event]:
+        """All events that have come since the last call, at least one; none once every choice has ended or one has failed.
+        That failure is the last event."""
+        while not self._events:
+            if self._num_open == 0 or self._closed:
+                return []
             await self._wait()
+        events, self._events = self._events, []
+        return events
 
     def close(self, code: ErrorCode = ErrorCode.CANCELLED, message: str = "cancelled") -> None:
-        """Give up whatever is still open. Safe to repeat."""
+        """Cancel whatever is still open. Safe to repeat."""
         for prompt in range(len(self.spec.prompts)):
             self._calls.cancel(self._request_id(prompt), code, message)
 
     async def _wait(self) -> None:
-        self._wake.clear()
-        await self._wake.wait()
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
 
     def _put(self, event: Event) -> None:
         if self._closed:
             return
-        self._num_open -= isinstance(event, Done | Failure)
-        if len(self._events) >= self._max_buffered and isinstance(event, TextChunk):
+        if not isinstance(event, TextChunk):
+            self._num_open -= 1
+        elif len(self._events) >= self._max_buffered:
             self._events.clear()
             event = Failure(event.choice, ErrorCode.CANCELLED, "the client reads too slowly")
         self._events.append(event)
-        self._wake.set()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
         if isinstance(event, Failure):
             self._closed = True
             self.close()

@@ -177,8 +177,20 @@ class Registry:
         return alive.by_name if num_tokens <= alive.least_capacity else _able(alive.by_name, num_tokens)
 
     def capacity_tokens(self, role: str) -> int | None:
-        """What the largest of a role can hold; None while none is known."""
-        return max([record.join.capacity_tokens for record in self.of_role(role) if record.may_return], default=None)
+        """What the largest of a role can hold, those included that are away for a while; None if none is known."""
+        return max(
+            [record.join.capacity_tokens for record in self.of_role(role) if self._is_known(record)], default=None
+        )
+
+    def may_return(self, role: str) -> bool:
+        """Whether any of a role is alive, or silent for a moment only."""
+        return any(record.may_return for record in self.of_role(role))
+
+    def _is_known(self, record: WorkerRecord) -> bool:
+        """A worker that was killed or is restarting is expected back for some time."""
+        if record.may_return or self._judged_at is None:
+            return True
+        return self._judged_at - record.last_seen_at <= self._limits.absent_after_s
 
     def pool_tokens(self, role: str) -> int:
         """What the pools of a role hold together, as far as known."""

@@ -38,12 +38,9 @@ class RequestRouter:
         if able:
             return _without_room(choice)
         capacity = self._registry.capacity_tokens(DECODE)
-        if capacity is None:
-            return self._without_workers(choice, now)
-        if capacity < num_tokens:
-            message = f"prompt and max_tokens need {num_tokens} tokens, more than any worker can hold"
-            return Refusal(ErrorCode.TOO_LONG, message)
-        return None
+        if capacity is not None and capacity < num_tokens:
+            return Refusal(ErrorCode.TOO_LONG, _too_long(num_tokens, capacity))
+        return self._without_able(choice, now)
 
     def ranking(self, choice: ChoiceRecord) -> tuple[str, ...]:
         """Names of prefill workers, best first."""
@@ -61,13 +58,22 @@ class RequestRouter:
                 return together[0]
         return self._policy.pick(choice, free)
 
-    def _without_workers(self, choice: ChoiceRecord, now: float) -> Refusal | None:
+    def _without_able(self, choice: ChoiceRecord, now: float) -> Refusal | None:
+        """No worker that is alive can hold the choice; one that is away could, or none is known at all."""
         assert isinstance(choice.state, Queued)
-        if choice.attempt < 0:
+        is_new = choice.attempt < 0
+        if is_new and not self._registry.may_return(DECODE):
             return Refusal(ErrorCode.UNAVAILABLE, "no decode worker is available")
-        if now - choice.state.since >= self._limits.resume_wait_s:
-            return Refusal(ErrorCode.WORKER_LOST, "its worker died and no other has taken its place")
-        return None
+        if now - choice.state.since < self._limits.resume_wait_s:
+            return None
+        if is_new:
+            return Refusal(ErrorCode.UNAVAILABLE, "the decode workers that can hold this are away, try again later")
+        return Refusal(ErrorCode.WORKER_LOST, "its worker died and no other that can hold it has taken its place")
+
+
+def _too_long(num_tokens: int, capacity: int) -> str:
+    limit = f"this model's maximum context length is {capacity} tokens here, what the pool of the largest decode worker holds"
+    return f"{limit}: the prompt is too long for it, prompt and max_tokens need {num_tokens} tokens"
 
 
 def _without_room(choice: ChoiceRecord) -> Refusal | None:

@@ -27,6 +27,9 @@ class HttpLimits:
     body_timeout_s: float = 60.0  # for a body to arrive; beyond it, 408
     max_buffered_events: int = 4096  # of one response, while its client does not read; beyond it, it is cancelled
     send_timeout_s: float = 60.0  # for such a client to take something; beyond it, it loses its place
+    cors_origins: tuple[str, ...] = ()  # sites whose pages may use the server; "*": all
+    strict_fields: bool = False  # a field that nobody knows is a 400
+    log_requests: bool = False  # a line for each answer
 
 
 @dataclass(slots=True)
@@ -80,6 +83,26 @@ class OpenGenerations:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextLimit:
+    """What bounds a prompt plus its output, in tokens: the model's context, or a decode worker's pool."""
+
+    model_len: int
+    pool_len: int | None = None  # of the largest decode worker; None while none is known
+
+    @property
+    def num_tokens(self) -> int:
+        return self.model_len if self.pool_len is None else min(self.model_len, self.pool_len)
+
+    @property
+    def sentence(self) -> str:
+        """The limit in the words that clients know it by, and which of the two it is."""
+        sentence = f"this model's maximum context length is {self.num_tokens} tokens"
+        if self.num_tokens == self.model_len:
+            return sentence
+        return f"{sentence} here, what the pool of the largest decode worker holds (the model takes {self.model_len})"
+
+
+@dataclass(frozen=True, slots=True)
 class Telemetry:
     metrics: GatewayMetrics
     registry: CollectorRegistry
@@ -99,8 +122,6 @@ class GatewayState:
     limits: HttpLimits
 
     @property
-    def context_len(self) -> int:
-        """Longest prompt plus output that can be served now, tokens."""
-        capacity = self.dispatcher.capacity_tokens
-        context_len = self.model.bounds.context_len
-        return context_len if capacity is None else min(context_len, capacity)
+    def context_limit(self) -> ContextLimit:
+        """Longest prompt plus output that some known decode worker can hold."""
+        return ContextLimit(self.model.bounds.context_len, self.dispatcher.capacity_tokens)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 ANY_TOKEN_ID = 1 << 31
+MAX_BYPASSED = 64
+"""Admissions that may pass one that waits for pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class DecodeLimits:
     give_up_after_s: float = 60.0  # no proof of that end this long after asking: drain, and end this process instead
     gateway_silence_s: float = 5.0  # no word from a gateway this long, membership included: its requests are cancelled
     vocab_size: int = ANY_TOKEN_ID  # token ids are below it
+    num_draft_tokens: int = 0  # guesses of a decode row, at most; 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ One pass of the loop:
 
     for sender, message in inbox:        scheduler.handle(sender, message)
     for event in transport.poll():       scheduler.on_transfer(event)
-    if (output := executor.poll()):      scheduler.update(output)
+    while (output := executor.poll()):   scheduler.update(output)
     wakeup = scheduler.advance()
-    if no step is in flight and (batch := scheduler.schedule()):   executor.launch(batch)
+    while fewer than executor.max_steps_in_flight steps are in flight and (batch := scheduler.schedule()):
+        executor.launch(batch)
 
 A scheduler talks to other processes only through the `Send` it was built with. Recipients and senders are names: a
 gateway's, or `str(WorkerRef)` of a worker.
@@ -15,12 +16,22 @@ gateway's, or `str(WorkerRef)` of a worker.
 from collections.abc import Callable
 from typing import Protocol
 
+from headstart.core.arrays import Int32Array
 from headstart.core.batch import Batch, BatchOutput
 from headstart.core.messages import Message, WorkerLoad
+from headstart.core.request import Request
 from headstart.transfer.contract import TransferEvent
 
 Send = Callable[[str, Message], None]
 """(recipient, message); never blocks, never raises for a peer that is gone."""
+
+
+class Drafter(Protocol):
+    """Guesses how a text goes on. What it guesses changes how many tokens a step yields, and never which."""
+
+    def propose(self, request: Request, tokens: Int32Array, max_tokens: int) -> Int32Array:
+        """At most `max_tokens` tokens that may follow `tokens`, the request's prompt and outputs; empty without a guess."""
+        ...
 
 
 class Scheduler(Protocol):
@@ -31,7 +42,7 @@ class Scheduler(Protocol):
     def on_transfer(self, event: TransferEvent) -> None: ...
 
     def update(self, output: BatchOutput) -> None:
-        """Apply the finished step to the entries and epochs that launched it."""
+        """Apply the oldest step in flight, which has ended, to the entries and epochs that launched it."""
         ...
 
     def advance(self) -> float | None:
@@ -39,7 +50,8 @@ class Scheduler(Protocol):
         ...
 
     def schedule(self) -> Batch | None:
-        """The next step, or None. Called only while no step is in flight; the caller launches what it gets."""
+        """The next step, or None if there is nothing to add to those in flight. Called only while there are fewer of them
+        than the executor takes; the caller launches what it gets, in this order."""
         ...
 
     def load(self) -> WorkerLoad:

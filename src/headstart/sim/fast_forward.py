@@ -116,7 +116,7 @@ class FastForward:
         for end in ends:
             if self._scheduler.gateways.look(end):
                 raise InvariantError("a gateway was lost in a free step")
-        self._loop.launched_at = ends[-1]
+        self._loop.step_since = ends[-1]
         self._loop.publish(ends[-1])
 
     def halt(self) -> None:
@@ -146,25 +146,27 @@ class FreeSteps:
 
     def refs(self) -> Iterable[ChoiceRef]:
         """The choices with a row in the step in flight."""
-        launched = self._queues.launched
-        return [] if launched is None else [part.entry.choice.request.ref for part in launched.parts]
+        return [row.entry.choice.request.ref for step in self._queues.steps for row in step.rows]
 
     def read_rows(self) -> None:
         """A step was launched. What its rows tell stays right while they run, less the steps that are applied."""
-        launched, num_steps, with_pages = self._queues.launched, maxsize, maxsize
+        num_steps, with_pages = maxsize, maxsize
         self._left = self._with_pages = 0
-        if launched is None or launched.left:
+        if len(self._queues.steps) != 1:
             return
-        for part in launched.parts:
+        rows = self._queues.steps[0].rows
+        for part in rows:
             entry = part.entry
             request, sequence = entry.choice.request, entry.choice.sequence
-            if not part.samples or part.num_new > 1 or request.num_top_logprobs is not None:
+            if entry.has_left or request.num_top_logprobs is not None:
+                return
+            if not part.samples or part.num_new > 1 or part.drafts is not None:
                 return
             until_end = request.stop.max_new_tokens - sequence.num_outputs
             until_commit = entry.commit_at - sequence.num_computed
             num_steps = min(num_steps, until_end - 1, until_commit - 1)
             with_pages = min(with_pages, len(entry.lease.pages) * self._queues.page_size - sequence.num_computed)
-        for part in launched.parts:
+        for part in rows:
             if num_steps > 0 and part.entry.choice.request.stop.stop_token_ids:
                 num_steps = self._before_stop(part.entry.choice, num_steps)
         self._left, self._with_pages = max(0, num_steps), with_pages
@@ -180,8 +182,13 @@ class FreeSteps:
     def count(self) -> int:
         """How many steps are free, from the one in flight on, if nothing happens meanwhile that a pass would see."""
         queues = self._queues
-        launched, running = queues.launched, queues.running
-        if launched is None or launched.held or queues.stirred or len(launched.parts) != len(running):
+        running = queues.running
+        if (
+            len(queues.steps) != 1
+            or queues.steps[0].held
+            or queues.stirred
+            or len(queues.steps[0].rows) != len(running)
+        ):
             return 0
         if queues.ready and len(running) < queues.limits.max_running_requests:
             return 0
@@ -212,7 +219,6 @@ class FreeSteps:
     def apply(self, num_steps: int, first_end: float) -> None:
         """Take the step in flight, which ends at `first_end`, and those after it: `num_steps` free ones in all."""
         queues = self._queues
-        assert queues.launched is not None
         if num_steps >= self._with_pages:
             self._take_pages(num_steps)
         for entry in queues.running.values():

@@ -233,7 +233,12 @@ def build_state(spec: GatewaySpec, handle: DispatcherHandle) -> GatewayState:
         telemetry=Telemetry(GatewayMetrics(registry), registry, MonotonicClock()),
         generations=OpenGenerations(access.tenant_max_requests),
         rng=SystemRandom(),
-        limits=HttpLimits(request_timeout_s=settings.request_timeout),
+        limits=HttpLimits(
+            request_timeout_s=settings.request_timeout,
+            cors_origins=settings.http.origins,
+            strict_fields=settings.http.strict_fields,
+            log_requests=settings.http.log_requests,
+        ),
     )
 
 

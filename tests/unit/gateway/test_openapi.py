@@ -13,6 +13,7 @@ import requests
 import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, given, settings
+from msgspec import to_builtins
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.failures import FailureGroup
@@ -22,7 +23,7 @@ from headstart.gateway.api.openapi import describe
 
 from .scripted import MODEL, ScriptedWorld, run
 
-DOCUMENT = describe(MODEL, asks_for_keys=True, asks_for_admin_key=True)
+DOCUMENT = to_builtins(describe(MODEL, asks_for_keys=True, asks_for_admin_key=True))
 OPERATIONS = [(method.upper(), path) for path, operations in DOCUMENT["paths"].items() for method in operations]
 MODES = {"as described": GenerationMode.POSITIVE, "otherwise": GenerationMode.NEGATIVE}
 LEFT_OUT = {

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from headstart.core.arrays import int32_array
+from headstart.core.batch import Batch, BatchOutput
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec, cache_namespace
 from headstart.core.layout import PoolRegion, pages_for
 from headstart.core.messages import (
@@ -95,18 +96,63 @@ class Caller:
         return np.array_equal(self.pool[message.dst_pages].reshape(-1)[: len(marks)], marks)
 
 
+class QueueingExecutor:
+    """Accepts steps while one runs; each starts when the one before it has ended."""
+
+    def __init__(self, inner: FakeExecutor, max_steps_in_flight: int) -> None:
+        self.max_steps_in_flight = max_steps_in_flight
+        self._inner = inner
+        self._queued: list[Batch] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._queued) + (self._inner.finish_at is not None)
+
+    @property
+    def finish_at(self) -> float | None:
+        return self._inner.finish_at
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have begun."""
+        return self._inner.num_steps
+
+    def launch(self, batch: Batch) -> None:
+        assert self.num_in_flight < self.max_steps_in_flight
+        self._queued.append(batch)
+        self._begin()
+
+    def poll(self) -> BatchOutput | None:
+        output = self._inner.poll()
+        self._begin()
+        return output
+
+    def _begin(self) -> None:
+        if self._queued and self._inner.finish_at is None:
+            self._inner.launch(self._queued.pop(0))
+
+
 class Rig:
+    """`steps_in_flight`: how many steps the worker's executor accepts at once."""
+
     def __init__(
-        self, *, page_size: int = 4, num_pages: int = 64, transfer_s: float = 0.001, seed: int = 0, **limits: int
+        self,
+        *,
+        page_size: int = 4,
+        num_pages: int = 64,
+        transfer_s: float = 0.001,
+        steps_in_flight: int = 1,
+        **limits: int,
     ) -> None:
         self.page_size = page_size
         self.clock = VirtualClock()
-        self.links = LoopbackNetwork(random.Random(seed), self.clock, lambda num_bytes: transfer_s)
+        self.links = LoopbackNetwork(random.Random(0), self.clock, lambda num_bytes: transfer_s)
         pool = np.zeros((num_pages, page_size), dtype=np.uint64)
         region = PoolRegion(0, num_pages, marks_layout(page_size).page_bytes)
         self.transport: LoopbackTransport = self.links.transport(str(PREFILL), pool.reshape(-1).view(np.uint8), region)
         self.cache = PrefixCache(num_pages, page_size)
-        self.executor = FakeExecutor(Model(ContextBook(), 97, page_size, linear_cost(0.01, 0.0)), pool, self.clock)
+        device = FakeExecutor(Model(ContextBook(), 97, page_size, linear_cost(0.01, 0.0)), pool, self.clock)
+        self.executor = QueueingExecutor(device, steps_in_flight)
         self.callers: dict[str, Caller] = {}
         self.sent: list[tuple[str, Message]] = []
         digests = HostDigests(pool.view(np.uint8))
@@ -132,9 +178,11 @@ class Rig:
         if (output := self.executor.poll()) is not None:
             self.scheduler.update(output)
         wakeup = self.scheduler.advance()
-        if self.executor.finish_at is None and (batch := self.scheduler.schedule()) is not None:
+        while self.executor.num_in_flight < self.executor.max_steps_in_flight:
+            if (batch := self.scheduler.schedule()) is None:
+                break
             self.executor.launch(batch)
-        self.cache.check()
+        self.scheduler.check()
         for caller in self.callers.values():
             caller.listen()
         times = (wakeup, self.executor.finish_at, self.links.next_event_time())

@@ -10,7 +10,8 @@ from headstart.core.errors import ErrorCode
 from headstart.core.identity import cache_namespace
 from headstart.core.layout import pages_for
 from headstart.core.messages import PrefillFailed, Rejected
-from headstart.scheduler.decode.waiting import MAX_BYPASSED, pages_in_reserve, pages_to_lease
+from headstart.scheduler.decode.waiting import pages_in_reserve, pages_to_lease
+from headstart.scheduler.limits import MAX_BYPASSED
 
 
 def charge(prompt_len: int, hit_len: int, reserve: int, page_size: int, max_len: int = 1 << 20) -> int:

@@ -4,7 +4,7 @@ import pytest
 from decode_rig import P0, Rig
 
 from headstart.scheduler.decode.prefill_client import FIRST_ASK_AGAIN_S
-from headstart.scheduler.decode.remote_prefill import FIRST_REPEAT_S
+from headstart.scheduler.tickets import FIRST_REPEAT_S
 
 
 @pytest.fixture

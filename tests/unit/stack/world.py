@@ -93,6 +93,10 @@ class PacedExecutor:
         self._clock = clock
         self.finish_at: float | None = None
 
+    @property
+    def max_steps_in_flight(self) -> int:
+        return self._engine.executor.max_steps_in_flight
+
     def launch(self, batch: Batch) -> None:
         self._engine.executor.launch(batch)
         self.finish_at = self._clock.now() + STEP_S

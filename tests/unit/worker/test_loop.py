@@ -62,6 +62,7 @@ class Device:
     """Executor and transport of a World."""
 
     world: World
+    max_steps_in_flight: int = 1
 
     def launch(self, batch: Batch) -> None:
         self.world.log.append(f"launch {batch.step_id}")

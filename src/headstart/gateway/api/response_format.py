@@ -1,13 +1,32 @@
-"""The two APIs' JSON: chat messages and plain completions, whole and in chunks."""
+"""The two APIs' bodies: chat messages and plain completions, whole and in chunks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
+from msgspec import UNSET, Struct, UnsetType
+
+from headstart.gateway.api.response_bodies import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatTokenLogprob,
+    CompletionChoice,
+    CompletionLogprobs,
+    FinishedBy,
+    TextCompletion,
+    TokenText,
+    Usage,
+)
 from headstart.gateway.stream import ChoiceOutput, Done, TextChunk, TokenLogprob
 from headstart.text.tokenizer import TextTokenizer
 
-Json = dict[str, Any]
+ChunkUsage = Usage | None | UnsetType
+"""A chunk's usage: none of it, null as OpenAI sends it before the last one, or the counts so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,143 +41,153 @@ class ResponseEnvelope:
     return_token_ids: bool
     with_logprobs: bool
 
-    def body(self, kind: str, choices: list[Json]) -> Json:
-        return {
-            "id": self.response_id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-            "system_fingerprint": None,
-        }
+    def token_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
+        return list(token_ids) if self.return_token_ids else UNSET
 
-    def token_ids(self, choice: int, token_ids: Sequence[int], *, opens: bool) -> Json:
-        """The fields that `return_token_ids` adds to a choice; the prompt's come with its first part only."""
-        if not self.return_token_ids:
-            return {}
-        prompt = {"prompt_token_ids": self.prompts[choice // self.num_choices]} if opens else {}
-        return {"token_ids": list(token_ids), **prompt}
+    def prompt_ids(self, choice: int, *, opens: bool) -> list[int] | UnsetType:
+        """The prompt's ids come with a choice's first part only."""
+        return self.prompts[choice // self.num_choices] if self.return_token_ids and opens else UNSET
 
 
 class ResponseFormat(Protocol):
     """Turns answers into bodies."""
 
-    def full(self, answers: Sequence[ChoiceOutput]) -> Json: ...
+    def full(self, answers: Sequence[ChoiceOutput], usage: Usage) -> Struct: ...
 
-    def opening(self, choice: int) -> Json | None:
-        """The chunk before a choice's first chunk, if the API has one."""
+    def opening(self, choice: int, usage: ChunkUsage) -> Struct | None:
+        """The chunk before a choice's first text, if the API has one."""
         ...
 
-    def chunk(self, chunk: TextChunk, *, opens: bool) -> Json:
-        """`opens`: this is the choice's first chunk."""
+    def chunk(self, chunk: TextChunk, usage: ChunkUsage, *, opens: bool) -> Struct:
+        """`opens`: this is the choice's first part with tokens."""
         ...
 
-    def end(self, end: Done) -> Json: ...
+    def end(self, end: Done, usage: ChunkUsage) -> Struct: ...
 
-    def usage(self, usage: Json) -> Json: ...
+    def usage(self, usage: Usage) -> Struct:
+        """The chunk after the last choice has ended."""
+        ...
 
 
 class ChatFormat:
+    """Chat completions."""
+
     def __init__(self, envelope: ResponseEnvelope, tokenizer: TextTokenizer) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
 
-    def full(self, answers: Sequence[ChoiceOutput]) -> Json:
-        choices = []
-        for index, answer in enumerate(answers):
-            assert answer.end is not None
-            message = {"role": "assistant", "content": "".join(answer.text), "refusal": None}
-            choices.append(
-                {
-                    "index": index,
-                    "message": message,
-                    "logprobs": self._logprobs(answer.logprobs),
-                    **_ending(answer.end),
-                    **self._envelope.token_ids(index, answer.token_ids, opens=True),
-                }
-            )
-        return self._envelope.body("chat.completion", choices)
-
-    def opening(self, choice: int) -> Json | None:
-        delta = {"role": "assistant", "content": ""}
-        return self._chunk({"index": choice, "delta": delta, "logprobs": None, "finish_reason": None})
-
-    def chunk(self, chunk: TextChunk, *, opens: bool) -> Json:
-        return self._chunk(
-            {
-                "index": chunk.choice,
-                "delta": {"content": chunk.text},
-                "logprobs": self._logprobs(chunk.logprobs),
-                "finish_reason": None,
-                **self._envelope.token_ids(chunk.choice, chunk.token_ids, opens=opens),
-            }
+    def full(self, answers: Sequence[ChoiceOutput], usage: Usage) -> Struct:
+        envelope = self._envelope
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        return ChatCompletion(
+            id=envelope.response_id, created=envelope.created, model=envelope.model, choices=choices, usage=usage
         )
 
-    def end(self, end: Done) -> Json:
-        return self._chunk({"index": end.choice, "delta": {}, "logprobs": None, **_ending(end)})
+    def opening(self, choice: int, usage: ChunkUsage) -> Struct | None:
+        return self._chunk([ChatChunkChoice(index=choice, delta=ChatDelta("assistant", ""))], usage)
 
-    def usage(self, usage: Json) -> Json:
-        return self._envelope.body("chat.completion.chunk", []) | {"usage": usage}
+    def chunk(self, chunk: TextChunk, usage: ChunkUsage, *, opens: bool) -> Struct:
+        choice = ChatChunkChoice(
+            index=chunk.choice,
+            delta=ChatDelta(content=chunk.text),
+            logprobs=self._logprobs(chunk.logprobs),
+            token_ids=self._envelope.token_ids(chunk.token_ids),
+            prompt_token_ids=self._envelope.prompt_ids(chunk.choice, opens=opens),
+        )
+        return self._chunk([choice], usage)
 
-    def _chunk(self, choice: Json) -> Json:
-        return self._envelope.body("chat.completion.chunk", [choice])
+    def end(self, end: Done, usage: ChunkUsage) -> Struct:
+        reason = _finished_by(end)
+        choice = ChatChunkChoice(index=end.choice, delta=ChatDelta(), finish_reason=reason, stop_reason=end.stop_reason)
+        return self._chunk([choice], usage)
 
-    def _logprobs(self, entries: Sequence[TokenLogprob]) -> Json | None:
+    def usage(self, usage: Usage) -> Struct:
+        return self._chunk([], usage)
+
+    def _choice(self, index: int, answer: ChoiceOutput) -> ChatChoice:
+        assert answer.end is not None
+        return ChatChoice(
+            index=index,
+            message=AnswerMessage("".join(answer.text)),
+            logprobs=self._logprobs(answer.logprobs),
+            finish_reason=_finished_by(answer.end),
+            stop_reason=answer.end.stop_reason,
+            token_ids=self._envelope.token_ids(answer.token_ids),
+            prompt_token_ids=self._envelope.prompt_ids(index, opens=True),
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: ChunkUsage) -> ChatChunk:
+        envelope = self._envelope
+        return ChatChunk(
+            id=envelope.response_id, created=envelope.created, model=envelope.model, choices=choices, usage=usage
+        )
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if not self._envelope.with_logprobs:
             return None
-        content = []
-        for entry in entries:
-            top = [self._logprob(token_id, logprob) for token_id, logprob in entry.top]
-            content.append({**self._logprob(entry.token_id, entry.logprob), "top_logprobs": top})
-        return {"content": content, "refusal": None}
+        return ChatLogprobs([self._token_logprob(entry) for entry in entries])
 
-    def _logprob(self, token_id: int, logprob: float) -> Json:
+    def _token_logprob(self, entry: TokenLogprob) -> ChatTokenLogprob:
+        best = [TokenText(*self._token(token_id, logprob)) for token_id, logprob in entry.top]
+        return ChatTokenLogprob(*self._token(entry.token_id, entry.logprob), best)
+
+    def _token(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
         data = self._tokenizer.token_bytes(token_id)
-        return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+        return data.decode(errors="replace"), logprob, list(data)
 
 
 class CompletionFormat:
+    """Plain completions."""
+
     def __init__(self, envelope: ResponseEnvelope, tokenizer: TextTokenizer) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
         self._offsets: dict[int, int] = {}  # choice -> characters of token text streamed so far
 
-    def full(self, answers: Sequence[ChoiceOutput]) -> Json:
-        choices = []
-        for index, answer in enumerate(answers):
-            assert answer.end is not None
-            choices.append(
-                {
-                    "index": index,
-                    "text": "".join(answer.text),
-                    "logprobs": self._logprobs(index, answer.logprobs),
-                    **_ending(answer.end),
-                    **self._envelope.token_ids(index, answer.token_ids, opens=True),
-                }
-            )
-        return self._envelope.body("text_completion", choices)
+    def full(self, answers: Sequence[ChoiceOutput], usage: Usage) -> Struct:
+        return self._body([self._choice(index, answer) for index, answer in enumerate(answers)], usage)
 
-    def opening(self, choice: int) -> Json | None:
+    def opening(self, choice: int, usage: ChunkUsage) -> Struct | None:
         return None
 
-    def chunk(self, chunk: TextChunk, *, opens: bool) -> Json:
-        choice = {
-            "index": chunk.choice,
-            "text": chunk.text,
-            "logprobs": self._logprobs(chunk.choice, chunk.logprobs),
-            "finish_reason": None,
-            **self._envelope.token_ids(chunk.choice, chunk.token_ids, opens=opens),
-        }
-        return self._envelope.body("text_completion", [choice])
+    def chunk(self, chunk: TextChunk, usage: ChunkUsage, *, opens: bool) -> Struct:
+        choice = CompletionChoice(
+            index=chunk.choice,
+            text=chunk.text,
+            logprobs=self._logprobs(chunk.choice, chunk.logprobs),
+            token_ids=self._envelope.token_ids(chunk.token_ids),
+            prompt_token_ids=self._envelope.prompt_ids(chunk.choice, opens=opens),
+        )
+        return self._body([choice], usage)
 
-    def end(self, end: Done) -> Json:
-        choice = {"index": end.choice, "text": "", "logprobs": None, **_ending(end)}
-        return self._envelope.body("text_completion", [choice])
+    def end(self, end: Done, usage: ChunkUsage) -> Struct:
+        reason = _finished_by(end)
+        return self._body(
+            [CompletionChoice(index=end.choice, text="", finish_reason=reason, stop_reason=end.stop_reason)], usage
+        )
 
-    def usage(self, usage: Json) -> Json:
-        return self._envelope.body("text_completion", []) | {"usage": usage}
+    def usage(self, usage: Usage) -> Struct:
+        return self._body([], usage)
 
-    def _logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> Json | None:
+    def _choice(self, index: int, answer: ChoiceOutput) -> CompletionChoice:
+        assert answer.end is not None
+        return CompletionChoice(
+            index=index,
+            text="".join(answer.text),
+            logprobs=self._logprobs(index, answer.logprobs),
+            finish_reason=_finished_by(answer.end),
+            stop_reason=answer.end.stop_reason,
+            token_ids=self._envelope.token_ids(answer.token_ids),
+            prompt_token_ids=self._envelope.prompt_ids(index, opens=True),
+        )
+
+    def _body(self, choices: list[CompletionChoice], usage: ChunkUsage) -> TextCompletion:
+        envelope = self._envelope
+        return TextCompletion(
+            id=envelope.response_id, created=envelope.created, model=envelope.model, choices=choices, usage=usage
+        )
+
+    def _logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
         if not self._envelope.with_logprobs:
             return None
         tokens = [self._text(entry.token_id) for entry in entries]
@@ -166,15 +195,11 @@ class CompletionFormat:
         for token in tokens:
             offsets.append(self._offsets.get(choice, 0))
             self._offsets[choice] = offsets[-1] + len(token)
-        return {
-            "tokens": tokens,
-            "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [
-                {self._text(token_id): logprob for token_id, logprob in entry.top} if entry.top else None
-                for entry in entries
-            ],
-            "text_offset": offsets,
-        }
+        best = [
+            {self._text(token_id): logprob for token_id, logprob in entry.top} if entry.top else None
+            for entry in entries
+        ]
+        return CompletionLogprobs(tokens, [entry.logprob for entry in entries], best, offsets)
 
     def _text(self, token_id: int) -> str:
         """A token's text; part of a character as `bytes:\\xe2\\x82`, so that different tokens stay different."""
@@ -185,5 +210,6 @@ class CompletionFormat:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _ending(end: Done) -> Json:
-    return {"finish_reason": end.finish_reason, "stop_reason": end.stop_reason}
+def _finished_by(end: Done) -> FinishedBy:
+    reason: Literal["stop", "length"] = "length" if end.finish_reason == "length" else "stop"
+    return reason

@@ -21,7 +21,8 @@ from headstart.scheduler.decode.prefill_client import PrefillClient
 from headstart.scheduler.decode.prefill_workers import NoPeer, PrefillPeer
 from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.states import Choice, LastMatch, Waiting
-from headstart.scheduler.decode.waiting import MAX_BYPASSED, pages_to_lease
+from headstart.scheduler.decode.waiting import pages_to_lease
+from headstart.scheduler.limits import MAX_BYPASSED
 
 MAX_SCANNED = 128
 MAX_VAIN_MATCHES = 16

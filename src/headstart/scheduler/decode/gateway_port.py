@@ -123,13 +123,14 @@ class GatewayPort:
 
     # ---- saying ------------------------------------------------------------------------------------------------------
 
-    def say(self, choice: Choice, sampled: Sampled) -> None:
-        """Queue the token just appended for this step's message."""
-        request, index = choice.request, choice.sequence.num_outputs - 1
+    def say(self, choice: Choice, sampled: Sampled, first: int) -> None:
+        """Queue outputs [first, ...), just appended, for this step's message. What was drawn behind them is left out."""
+        request, num_tokens = choice.request, choice.sequence.num_outputs - first
+        token_ids = sampled.token_ids if num_tokens == len(sampled.token_ids) else sampled.token_ids[:num_tokens]
         if request.num_top_logprobs is None:
-            delta = TokenDelta(request.ref, index, sampled.token_ids)
+            delta = TokenDelta(request.ref, first, token_ids)
         else:
-            delta = TokenDelta(request.ref, index, sampled.token_ids, *_logprobs(sampled))
+            delta = TokenDelta(request.ref, first, token_ids, *_logprobs(sampled, num_tokens))
         self._deltas[choice.gateway].append(delta)
 
     def finish(self, choice: Choice, stop: Stop) -> None:
@@ -145,7 +146,7 @@ class GatewayPort:
         """Send the step's tokens, one message per gateway, then the terminal events that come after them."""
         if self._deltas:
             for gateway, deltas in self._deltas.items():
-                self._counters["output_tokens"] += len(deltas)
+                self._counters["output_tokens"] += sum([len(delta.token_ids) for delta in deltas])
                 self._send(gateway, Tokens(tuple(deltas)))
             self._deltas.clear()
         if self._farewells:
@@ -176,10 +177,11 @@ class GatewayPort:
         self._counters["computed_prompt_tokens"] += choice.record.num_computed
 
 
-def _logprobs(sampled: Sampled) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
-    """Of each token: its own, and the best if there are some."""
-    own = tuple(_sayable(logprob) for logprob in sampled.logprobs)
-    best = tuple(tuple((token_id, _sayable(logprob)) for token_id, logprob in top) for top in sampled.top_logprobs)
+def _logprobs(sampled: Sampled, num_tokens: int) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
+    """Of each of the first tokens: its own, and the best if there are some."""
+    own = tuple(_sayable(logprob) for logprob in sampled.logprobs[:num_tokens])
+    tops = sampled.top_logprobs[:num_tokens]
+    best = tuple(tuple((token_id, _sayable(logprob)) for token_id, logprob in top) for top in tops)
     return own, best
 
 

@@ -4,9 +4,9 @@ from enum import Enum
 
 from headstart.core.messages import WorkerRef
 from headstart.scheduler.decode.prefill_workers import NoPeer, PrefillPeer, PrefillWorkers
-from headstart.scheduler.decode.remote_prefill import RemotePrefills
 from headstart.scheduler.decode.states import Choice
 from headstart.scheduler.limits import DecodeLimits
+from headstart.scheduler.tickets import TicketTable
 
 
 class Local(Enum):
@@ -20,7 +20,7 @@ LATER = NoPeer.LATER
 class Placement:
     """Short deltas and those that nobody else can compute in time stay here; the rest go where there is credit."""
 
-    def __init__(self, limits: DecodeLimits, links: PrefillWorkers, calls: RemotePrefills) -> None:
+    def __init__(self, limits: DecodeLimits, links: PrefillWorkers, calls: TicketTable) -> None:
         self._limits = limits
         self._links = links
         self._calls = calls

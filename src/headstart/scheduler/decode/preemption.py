@@ -2,16 +2,16 @@
 
 A running row that needs a page: evict; else retract the youngest ready choice; else cancel the youngest preparing one,
 whose pages count as coming once its writer was asked to stop, and the row sits out while those suffice; else retract a
-running one, never the oldest. A choice that is alone and still finds no page fails; nobody else does.
+running one, never the oldest, whose pages are coming while steps in flight may touch them. A choice that is alone and
+still finds no page fails; nobody else does. Drafts make nobody give way: they are cut to the pages that are there.
 """
 
 from headstart.core.errors import ErrorCode
 from headstart.core.layout import pages_for
 from headstart.kv.cache import PageLease
-from headstart.scheduler.decode.batching import ScheduledRow
 from headstart.scheduler.decode.gateway_port import GatewayPort
 from headstart.scheduler.decode.queues import DecodeQueues
-from headstart.scheduler.decode.states import Running
+from headstart.scheduler.decode.states import Running, ScheduledRow
 from headstart.scheduler.decode.victims import running_victim, youngest_preparing, youngest_ready
 
 
@@ -24,7 +24,7 @@ class Preemption:
         """Those of `parts`, oldest first, whose entries still run and have pages for what they compute."""
         wanted = self._wanted(parts)
         if not wanted:
-            return parts
+            return self._with_pages_for_drafts(parts)
         self._board.cache.make_room(sum([lacks for _, lacks in wanted]), wanted)
         lacking = dict(wanted)
         num_sitting = 0
@@ -38,7 +38,19 @@ class Preemption:
             elif self._runs(part.entry):
                 num_sitting += lacks
                 self._board.counters["rows_sat_out"] += 1
-        return [part for part in kept if self._runs(part.entry)]
+        return self._with_pages_for_drafts([part for part in kept if self._runs(part.entry)])
+
+    def _with_pages_for_drafts(self, parts: list[ScheduledRow]) -> list[ScheduledRow]:
+        board, size = self._board, self._board.page_size
+        for part in parts:
+            if part.drafts is None:
+                continue
+            lease, stop = part.entry.lease, part.stop + len(part.drafts)
+            lacks = pages_for(stop, size) - len(lease.pages)
+            if lacks > 0 and not board.cache.try_extend(lease, lacks):
+                room = len(lease.pages) * size - part.stop
+                part.drafts = part.drafts[:room] if room else None
+        return parts
 
     def _grow(self, entry: Running, num_pages: int, num_sitting: int) -> bool:
         """Whether the entry has its pages now. If not it sits out, was retracted, or failed."""
@@ -46,7 +58,7 @@ class Preemption:
         while not board.cache.try_extend(entry.lease, num_pages):
             if (ready := youngest_ready(board.ready.values())) is not None:
                 board.retract(ready)
-            elif num_sitting + num_pages <= board.calls.num_coming():
+            elif num_sitting + num_pages <= board.num_coming():
                 return False
             elif (preparing := youngest_preparing(board.preparing.values())) is not None:
                 board.counters["preparing_cancelled"] += 1
@@ -55,7 +67,7 @@ class Preemption:
                 board.retract(victim)
                 if victim is entry:
                     return False
-            elif board.calls.num_open_pages():
+            elif board.calls.num_open_pages() or board.num_coming():
                 return False
             else:
                 board.leave(entry)
@@ -69,8 +81,7 @@ class Preemption:
         size = self._board.page_size
         wanted: list[tuple[PageLease, int]] = []
         for part in parts:
-            entry = part.entry
-            stop, lease = entry.choice.sequence.num_computed + part.num_new, entry.lease
+            stop, lease = part.start + part.num_new, part.entry.lease
             if stop > len(lease.pages) * size:
                 wanted.append((lease, pages_for(stop, size) - len(lease.pages)))
         return wanted

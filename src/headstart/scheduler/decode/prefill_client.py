@@ -27,9 +27,9 @@ from headstart.scheduler.decode.gateway_port import GatewayPort
 from headstart.scheduler.decode.placement import LATER, Local, Placement
 from headstart.scheduler.decode.prefill_workers import PrefillPeer, PrefillWorkers
 from headstart.scheduler.decode.queues import DecodeQueues
-from headstart.scheduler.decode.remote_prefill import Phase, RemotePrefill, Repeat
 from headstart.scheduler.decode.states import Choice, Preparing
 from headstart.scheduler.protocol import Send
+from headstart.scheduler.tickets import Phase, Repeat, Ticket
 
 MAX_DEATHS = 2
 """A choice that this many workers died with is not tried on another: it may be the killer."""
@@ -62,7 +62,7 @@ class PrefillClient:
         sequence, size = choice.sequence, self._board.page_size
         start, end = sequence.num_computed, len(sequence) - 1
         pages = lease.pages[start // size : pages_for(end, size)]
-        call = RemotePrefill(ref, link.worker, start, sequence.span(0, end), pages, choice.record)
+        call = Ticket(ref, link.worker, start, sequence.span(0, end), pages)
         self._board.calls.add(call)
         entry = Preparing(choice, lease, call, hit_pages)
         self._board.prepare(entry)
@@ -112,7 +112,7 @@ class PrefillClient:
         if not board.calls.is_intact(call, notice):
             self._mismatch(call)
             return
-        board.calls.arrived(call, notice)
+        board.calls.receive(call, notice)
         board.counters["pages_moved"] += notice.count
         board.stirred |= call.is_complete
         if entry is None:
@@ -131,15 +131,15 @@ class PrefillClient:
             board.make_ready(choice, entry.lease, entry.hit_pages, chunked=False)
             choice.record.mark("ready", self._clock.now())
 
-    def _mismatch(self, call: RemotePrefill) -> None:
-        """What is in our pool is not what the writer sealed. The request goes on without that call, whose pages wait
+    def _mismatch(self, call: Ticket) -> None:
+        """What is in our pool does not have the writer's checksums. The request goes on without that call, whose pages wait
         for the writer's last word: the right bytes may still be on their way."""
         board = self._board
         board.counters["digest_mismatches"] += 1
         entry = board.preparing.get(call.ref)
         if entry is None:
             return
-        board.calls.cut(call)
+        board.calls.cancel(call)
         board.stirred = True
         record = entry.choice.record
         record.num_mismatches += 1
@@ -161,7 +161,7 @@ class PrefillClient:
         if call is None:
             return
         entry = self._board.preparing.get(call.ref)
-        self._board.calls.end(call)
+        self._board.calls.close(call)
         self._board.stirred = True
         if entry is None:
             return
@@ -186,12 +186,12 @@ class PrefillClient:
         if call is None:
             return
         entry = self._board.preparing.get(call.ref)
-        self._board.calls.end(call)
+        self._board.calls.close(call)
         self._board.stirred = True
         if entry is not None:
             self._retry(entry)
 
-    def _known(self, sender: str, ref: TicketRef) -> RemotePrefill | None:
+    def _known(self, sender: str, ref: TicketRef) -> Ticket | None:
         call = self._board.calls.get(ref)
         if call is None or str(call.worker) != sender:
             self._board.counters["stray_messages"] += 1
@@ -204,17 +204,17 @@ class PrefillClient:
         """Dead for requests: they go elsewhere. Its pages wait for its word or the proof of its end."""
         for call in self._board.calls.of(worker):
             if call.phase is Phase.OPEN:
-                self._board.calls.cut(call)
+                self._board.calls.cancel(call)
                 self._fail_over(call)
 
     def ended(self, worker: WorkerRef) -> None:
         """Proven: nothing it posted can land any more."""
         for call in self._board.calls.of(worker):
-            self._board.calls.end(call)
+            self._board.calls.close(call)
             self._board.stirred = True
             self._fail_over(call)
 
-    def _fail_over(self, call: RemotePrefill) -> None:
+    def _fail_over(self, call: Ticket) -> None:
         entry = self._board.preparing.get(call.ref)
         if entry is not None:
             entry.choice.num_deaths += 1
@@ -222,10 +222,10 @@ class PrefillClient:
 
     def look_after(self, entry: Preparing) -> bool:
         """Half the time is gone. True if pages still arrive; else the request goes on without this writer."""
-        if entry.call.gets_on():
+        if entry.call.has_progressed():
             return True
         self._board.counters["stalled_calls"] += 1
-        self._board.calls.cut(entry.call)
+        self._board.calls.cancel(entry.call)
         self._retry(entry)
         return False
 
@@ -235,7 +235,7 @@ class PrefillClient:
         for call in self._board.calls.advance(now):
             self._board.counters["lost_notices"] += 1
             entry = self._board.preparing[call.ref]
-            self._board.calls.end(call)
+            self._board.calls.close(call)
             self._retry(entry)
 
     # ---- down the ladder ---------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Every unfinished choice and what its entry holds: the moves between queues that `entries` draws."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from sys import maxsize
 
 import numpy as np
 
+from headstart.core.arrays import Int32Array
 from headstart.core.errors import InvariantError
 from headstart.core.layout import pages_for
 from headstart.core.messages import TicketRef
@@ -14,10 +15,19 @@ from headstart.kv.cache import PageLease, PrefixCache
 from headstart.scheduler.decode.batching import InflightStep
 from headstart.scheduler.decode.inflight_prefixes import InflightPrefix, InflightPrefixes
 from headstart.scheduler.decode.miss_reason import CommittedPages
-from headstart.scheduler.decode.remote_prefill import Phase, RemotePrefills
-from headstart.scheduler.decode.states import Choice, Entry, Holder, Preparing, Ready, Running, Waiting
+from headstart.scheduler.decode.states import (
+    Choice,
+    Entry,
+    Holder,
+    Preparing,
+    Ready,
+    Running,
+    ScheduledRow,
+    Waiting,
+)
 from headstart.scheduler.decode.waiting import WaitingLine, pages_in_reserve
 from headstart.scheduler.limits import DecodeLimits
+from headstart.scheduler.tickets import Phase, TicketTable
 
 OUTPUT_PAGES = 8
 
@@ -25,7 +35,7 @@ OUTPUT_PAGES = 8
 class DecodeQueues:
     """`stirred` says that something changed which may let a waiting choice in."""
 
-    def __init__(self, cache: PrefixCache, limits: DecodeLimits, calls: RemotePrefills, counters: Counter[str]) -> None:
+    def __init__(self, cache: PrefixCache, limits: DecodeLimits, calls: TicketTable, counters: Counter[str]) -> None:
         self.cache = cache
         self.page_size = cache.page_size
         self.limits = limits
@@ -38,7 +48,7 @@ class DecodeQueues:
         self.preparing: dict[TicketRef, Preparing] = {}
         self.ready: dict[ChoiceRef, Ready] = {}
         self.running: dict[ChoiceRef, Running] = {}
-        self.launched: InflightStep | None = None
+        self.steps: deque[InflightStep] = deque()  # in flight, oldest first
         self.stirred = False
 
     # ---- what it adds up to ------------------------------------------------------------------------------------------
@@ -152,7 +162,7 @@ class DecodeQueues:
         self.wait(entry.choice)
 
     def leave(self, entry: Entry) -> None:
-        """Take the entry out and release what it holds. Pages that a writer or the launched step may touch stay
+        """Take the entry out and release what it holds. Pages that a writer or a step in flight may touch stay
         inflight; its choice has no entry afterwards."""
         ref = entry.choice.ref
         del self.entries[ref]
@@ -164,24 +174,26 @@ class DecodeQueues:
         match entry:
             case Preparing():
                 del self.preparing[entry.call.ref]
-                self.calls.cut(entry.call)
+                self.calls.cancel(entry.call)
             case Ready():
                 del self.ready[ref]
             case Running():
                 del self.running[ref]
-                self._hold(entry)
+                if entry.inflight:
+                    self._hold(entry, entry.lease.pages)
+                entry.has_left = True
         self.commit(entry)
         self.unpark(self.claims.end(ref))
         self.cache.release(entry.lease)
 
     # ---- pages -------------------------------------------------------------------------------------------------------
 
-    def _hold(self, entry: Running) -> None:
-        """Before the commit, which may give up pages that the launched step touches."""
-        if self.launched is not None and self.launched.has(entry):
-            self.cache.add_reader(entry.lease.pages)
-            self.launched.left.append(entry)
-            self.launched.held.append(entry.lease.pages)
+    def _hold(self, entry: Running, pages: Int32Array) -> InflightStep:
+        """Keep these of its pages until the last step in flight that has a row of the entry is over. Returns that step."""
+        step = next(step for step in reversed(self.steps) if step.has(entry))
+        self.cache.add_reader(pages)
+        step.held.append(pages)
+        return step
 
     def commit(self, entry: Holder) -> None:
         """Make the entry's computed whole pages matchable, and tell those who wait for them."""
@@ -190,7 +202,14 @@ class DecodeQueues:
         if not choice.request.cacheable or sequence.num_computed // self.page_size <= lease.num_shared:
             return
         tokens, first = sequence.tokens, lease.num_shared
-        self.counters["pages_remapped"] += self.cache.commit(lease, tokens, sequence.num_computed)
+        last = sequence.num_computed // self.page_size
+        step = None
+        if isinstance(entry, Running) and entry.inflight and not entry.has_left:
+            step = self._hold(entry, lease.pages[first:last])  # the commit may free what rows in flight read
+        num_remapped = self.cache.commit(lease, tokens, sequence.num_computed)
+        self.counters["pages_remapped"] += num_remapped
+        if step is not None and not num_remapped:
+            self.cache.drop_reader(step.held.pop())
         self.committed.note(choice.request.namespace, tokens, first, lease.num_shared)
         self.unpark(self.claims.progress(choice.ref, lease.num_shared))
 
@@ -206,12 +225,22 @@ class DecodeQueues:
         num_new = 1 if num_shared < entry.prompt_pages else OUTPUT_PAGES
         return (num_shared + num_new) * self.page_size
 
-    def step_over(self) -> None:
-        """The launched step has ended: it touches no page any more."""
-        launched, self.launched = self.launched, None
-        for pages in launched.held if launched is not None else ():
+    def take_step(self, step_id: int) -> list[ScheduledRow]:
+        """The rows of the oldest step in flight, which has ended: it touches no page any more. None if it is another."""
+        if not self.steps or self.steps[0].step_id != step_id:
+            return []
+        step = self.steps.popleft()
+        for pages in step.held:
             self.cache.drop_reader(pages)
             self.stirred = True
+        return step.rows
+
+    def num_coming(self) -> int:
+        """Pages that nobody leases and that come back soon: steps in flight may touch them, or their writer was asked to
+        stop a moment ago."""
+        num_inflight = self.cache.counts().inflight if self.steps else 0
+        num_read = num_inflight - self.calls.num_open_pages() if num_inflight else 0
+        return num_read + self.calls.num_coming()
 
     # ---- proof -------------------------------------------------------------------------------------------------------
 
@@ -232,6 +261,9 @@ class DecodeQueues:
             raise InvariantError("a holder lacks pages for tokens before its last one")
         if any(entry.commit_at != self._next_commit(entry) for entry in self.running.values()):
             raise InvariantError("a row commits too early or too late")
+        rows = [row for step in self.steps for row in step.rows]
+        if any(not entry.inflight == [row for row in rows if row.entry is entry] for entry in self.running.values()):
+            raise InvariantError("a row in flight is not where its entry has it")
         if not self.claims.leaders() <= {entry.choice.ref for entry in self.holders()}:
             raise InvariantError("a claim outlives its leader")
         self._check_calls()
@@ -251,7 +283,8 @@ class DecodeQueues:
             if self.calls.get(entry.call.ref) is not entry.call:
                 raise InvariantError(f"{entry.choice.ref} prepares without an open ticket")
         inflight = self.cache.counts().inflight
-        held = np.unique(np.concatenate(self.launched.held)) if self.launched and self.launched.held else ()
+        tables = [pages for step in self.steps for pages in step.held]
+        held = np.unique(np.concatenate(tables)) if tables else ()
         if not len(opened) <= inflight <= len(opened) + len(held):
             raise InvariantError(f"{inflight} pages inflight; {len(opened)} under tickets, {len(held)} under a step")
 

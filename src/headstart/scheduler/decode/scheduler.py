@@ -38,7 +38,7 @@ from headstart.core.request import ChoiceRef
 from headstart.core.sequence import Sequence
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode.admission import Admission
-from headstart.scheduler.decode.batching import InflightStep, ScheduledRow, make_batch, share_out
+from headstart.scheduler.decode.batching import InflightStep, make_batch, split_token_budget, with_drafts
 from headstart.scheduler.decode.deadlines import Deadlines
 from headstart.scheduler.decode.gateway_liveness import GatewayLiveness
 from headstart.scheduler.decode.gateway_port import GatewayPort
@@ -47,11 +47,11 @@ from headstart.scheduler.decode.preemption import Preemption
 from headstart.scheduler.decode.prefill_client import PrefillClient
 from headstart.scheduler.decode.prefill_workers import PrefillWorkers
 from headstart.scheduler.decode.queues import DecodeQueues
-from headstart.scheduler.decode.remote_prefill import RemotePrefill, RemotePrefills
-from headstart.scheduler.decode.states import Choice, Preparing, Waiting
-from headstart.scheduler.decode.stop import find_stop
+from headstart.scheduler.decode.states import Choice, Preparing, ScheduledRow, Waiting
+from headstart.scheduler.decode.stop import Stop, find_stop
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.protocol import Send
+from headstart.scheduler.protocol import Drafter, Send
+from headstart.scheduler.tickets import Ticket, TicketTable
 from headstart.transfer.contract import Notice, PageDigests, PeerLost, TransferEvent
 
 MIN_LOOK_S = 0.05
@@ -67,6 +67,7 @@ class DecodePorts:
     clock: Clock
     send: Send
     digests: PageDigests | None = None  # of our pool; None: pages are taken as they come
+    drafter: Drafter | None = None  # None: rows have no drafts
 
 
 class DecodeScheduler:
@@ -80,8 +81,9 @@ class DecodeScheduler:
         self._cache = cache
         self._clock = clock
         self._send = send
+        self._drafter = ports.drafter if limits.num_draft_tokens else None
         self._counters: Counter[str] = Counter()
-        self._calls = RemotePrefills(cache, clock, send, self._counters, ports.digests)
+        self._calls = TicketTable(cache, clock, send, self._counters, ports.digests)
         self._board = DecodeQueues(cache, limits, self._calls, self._counters)
         self._desk = GatewayPort(cache, limits, ports.page_bytes, clock, send, self._counters)
         self._links = PrefillWorkers(Hello(worker, kv_spec, ports.descriptor), send, self._counters)
@@ -101,7 +103,7 @@ class DecodeScheduler:
     def _is_idle(self) -> bool:
         return not len(self._desk) and not self._calls.num_open_pages()
 
-    def open_calls(self) -> list[RemotePrefill]:
+    def open_calls(self) -> list[Ticket]:
         """Calls whose writers may still write."""
         return [call for call in self._calls if not call.is_complete]
 
@@ -224,7 +226,7 @@ class DecodeScheduler:
             self._board.stirred = True
         self._links_due = self._links.advance(now)
         self._fetching.advance(now)
-        if self._calls.covers_too_much:
+        if self._calls.is_stuck:
             self._ask_for_ends()
         self._admission.advance()
         self._desk.flush()
@@ -252,11 +254,11 @@ class DecodeScheduler:
 
     def _ask_for_ends(self) -> None:
         """Of those whose loose calls cover too much; and if that is of no use, of this process."""
-        for request in self._calls.overdue(self._limits.kill_after_s):
+        for request in self._calls.kill_requests(self._limits.kill_after_s):
             self._counters["kill_requests"] += 1
             for gateway in self._gateways.names():
                 self._send(gateway, request)
-        if not self._gives_up and self._calls.are_given_up(self._limits.give_up_after_s):
+        if not self._gives_up and self._calls.must_restart(self._limits.give_up_after_s):
             self._gives_up = self._is_draining = True
 
     # ---- steps -------------------------------------------------------------------------------------------------------
@@ -267,14 +269,17 @@ class DecodeScheduler:
             self._start_ready()
         if not board.running:
             return None
-        parts = self._growth.keep(share_out(board.running.values(), self._limits))
+        rows = split_token_budget(board.running.values(), self._limits)
+        if self._drafter is not None:
+            rows = with_drafts(rows, self._drafter, self._limits.num_draft_tokens)
+        rows = self._growth.keep(rows)
         self._desk.flush()
-        if not parts:
+        if not rows:
             return None
         self._next_step += 1
-        board.launched = InflightStep(self._next_step, parts)
+        board.steps.append(InflightStep(self._next_step, rows))
         self._counters["steps"] += 1
-        return make_batch(self._next_step, parts)
+        return make_batch(self._next_step, rows)
 
     def _start_ready(self) -> None:
         board = self._board
@@ -285,17 +290,17 @@ class DecodeScheduler:
         board.sort_running()
 
     def update(self, output: BatchOutput) -> None:
-        launched = self._board.launched
-        if launched is None or launched.step_id != output.step_id:
+        rows = self._board.take_step(output.step_id)
+        if not rows:
             self._counters["stray_outputs"] += 1
             return
-        self._board.step_over()
         sampled = {sample.row_id: sample for sample in output.sampled}
-        for row_id, part in enumerate(launched.parts):
-            if launched.left and launched.lacks(part.entry):
+        for row in rows:
+            row.entry.inflight.pop(0)
+            if row.entry.has_left:
                 self._counters["dropped_rows"] += 1
             else:
-                self._apply(part, sampled.get(row_id))
+                self._apply(row, sampled.get(row.row_id))
         self._desk.flush()
 
     @property
@@ -314,29 +319,39 @@ class DecodeScheduler:
             raise InvariantError(f"{ref} has ended")
         return choice.sequence
 
-    def _apply(self, part: ScheduledRow, sampled: Sampled | None) -> None:
-        """Token and KV of one row, together."""
-        entry, choice = part.entry, part.entry.choice
-        sequence = choice.sequence
-        if part.samples and (sampled is None or sampled.error is not None):
-            reason = "no token came back" if sampled is None else sampled.error
+    def _apply(self, row: ScheduledRow, sampled: Sampled | None) -> None:
+        """Tokens and KV of one row, together."""
+        entry, choice = row.entry, row.entry.choice
+        if row.samples and (sampled is None or not sampled.token_ids):
+            reason = (sampled and sampled.error) or "no token came back"
             self._end(choice, ErrorCode.INTERNAL, f"sampling failed: {reason}")
             return
-        sequence.num_computed += part.num_new
-        if part.num_new > 1 or not part.samples:
-            self._note_prefill(choice, part.num_new - part.samples)
-        if sampled is not None and part.samples:
-            sequence.append(sampled.token_ids[0])
-            if "first_token" not in choice.record.marks:
-                choice.record.mark("first_token", self._clock.now())
-            self._desk.say(choice, sampled)
-            stop = find_stop(choice.request, sequence)
-            if stop is not None:
-                self._board.leave(entry)
-                self._desk.finish(choice, stop)
-                return
-        if sequence.num_computed >= entry.commit_at:
+        choice.sequence.num_computed += row.num_new
+        if row.num_new > 1 or not row.samples:
+            self._note_prefill(choice, row.num_new - row.samples)
+        stop = self._accept(row, sampled) if sampled is not None and row.samples else None
+        if stop is not None:
+            self._board.leave(entry)
+            self._desk.finish(choice, stop)
+        elif choice.sequence.num_computed >= entry.commit_at:
             self._board.commit_computed(entry)
+
+    def _accept(self, row: ScheduledRow, sampled: Sampled) -> Stop | None:
+        """Append the drawn tokens that belong to the choice; all of them but the last have KV, as accepted drafts do."""
+        choice, sequence = row.entry.choice, row.entry.choice.sequence
+        first, stop = sequence.num_outputs, None
+        for token_id in sampled.token_ids:
+            sequence.append(token_id)
+            if (stop := find_stop(choice.request, sequence)) is not None:
+                break
+        if row.drafts is not None:
+            sequence.num_computed += sequence.num_outputs - first - 1
+            self._counters["draft_tokens"] += len(row.drafts)
+            self._counters["accepted_draft_tokens"] += len(sampled.token_ids) - 1
+        if "first_token" not in choice.record.marks:
+            choice.record.mark("first_token", self._clock.now())
+        self._desk.say(choice, sampled, first)
+        return stop
 
     def _note_prefill(self, choice: Choice, num_tokens: int) -> None:
         """Tokens before the last one were computed here."""

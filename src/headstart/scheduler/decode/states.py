@@ -8,12 +8,12 @@
     every state ─► failed (cancel, deadline, error)
 
 Waiting    holds nothing; `retracted` ones resume before new admissions; parked behind a leader it is out of line
-Preparing  a PageLease, and a RemotePrefill (an open ticket) that a prefill worker fills part of it under
+Preparing  a PageLease, and a Ticket under which a prefill worker writes part of it
 Ready      a PageLease; everything but the last token has KV, or the worker computes the rest itself
-Running    a PageLease; has a row in each step for which there are pages and tokens
+Running    a PageLease; has a row in each step for which there are pages and tokens, also while earlier rows are in flight
 
-Invariant: an unfinished choice has exactly one entry, a lease exactly one entry, and an open ticket exactly one RemotePrefill,
-owned by one Preparing entry or by nobody (loose: its request has left, its pages wait for the writer's word). Whoever
+Invariant: an unfinished choice has exactly one entry, a lease exactly one entry, and a Ticket is owned by one
+Preparing entry or by nobody (cancelling: its request has left, its pages wait for the writer's word). Whoever
 removes an entry puts its choice into the next queue or releases what it holds. An entry is never used twice: the
 identity of a Running entry is the epoch that a step's result must match.
 """
@@ -21,12 +21,15 @@ identity of a Running entry is the epoch that a step's result must match.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct
+
+from headstart.core.arrays import Int32Array
 from headstart.core.messages import WorkerRef
 from headstart.core.request import ChoiceRef, Request
 from headstart.core.sequence import Sequence
 from headstart.kv.cache import PageLease
 from headstart.scheduler.decode.metrics import RequestMetrics
-from headstart.scheduler.decode.remote_prefill import RemotePrefill
+from headstart.scheduler.tickets import Ticket
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +82,7 @@ class Waiting:
 class Preparing:
     choice: Choice
     lease: PageLease
-    call: RemotePrefill
+    call: Ticket
     hit_pages: int  # shared pages when it was leased
 
 
@@ -99,6 +102,28 @@ class Running:
     chunked: bool
     prompt_pages: int  # whole pages of what it was admitted with: matchable as soon as they are computed
     commit_at: int = 0  # tokens with KV at which pages are committed next
+    inflight: list["ScheduledRow"] = field(default_factory=list)  # its rows in steps in flight, oldest first
+    has_left: bool = False  # what its rows in flight bring is dropped
+
+
+class ScheduledRow(Struct, eq=False):
+    """The positions [start, start + num_new) that a running entry computes in one step, and drafts behind them.
+
+    It samples if that reaches the entry's last token, which may be one that the entry's row before it is yet to draw.
+    """
+
+    entry: Running
+    start: int
+    num_new: int
+    samples: bool
+    drafts: Int32Array | None = None
+    step_id: int = 0  # where it was launched
+    row_id: int = 0
+
+    @property
+    def stop(self) -> int:
+        """Where the entry's next row starts, unless this one has drafts."""
+        return self.start + self.num_new
 
 
 Holder = Preparing | Ready | Running

@@ -21,6 +21,6 @@ def find_stop(request: Request, sequence: Sequence) -> Stop | None:
     return Stop(FinishReason.LENGTH) if num_outputs >= stop.max_new_tokens else None
 
 
-def banned_ids(request: Request, sequence: Sequence) -> tuple[int, ...]:
-    """Ids that the next output may not be."""
-    return request.stop.stop_token_ids if sequence.num_outputs < request.stop.min_new_tokens else ()
+def banned_ids(request: Request, output_index: int) -> tuple[int, ...]:
+    """Ids that this output may not be."""
+    return request.stop.stop_token_ids if output_index < request.stop.min_new_tokens else ()

@@ -12,9 +12,6 @@ from collections.abc import Collection, Iterator
 from headstart.core.layout import pages_for
 from headstart.scheduler.decode.states import Waiting
 
-MAX_BYPASSED = 64
-"""A choice that this many later ones overtook holds up the line until it is admitted."""
-
 
 def pages_to_lease(num_tokens: int, hit_pages: int, page_size: int) -> int:
     """Pages that a lease behind a hit takes: for every token up to and with the last one."""

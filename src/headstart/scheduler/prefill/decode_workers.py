@@ -1,41 +1,21 @@
-"""The decode workers that call a prefill worker: who is connected, and which of their tickets have ended.
+"""The decode workers that call a prefill worker, and which of them are connected.
 
 unknown ──Hello──► connected ──transport lost──► disconnected ──Hello──► connected
                        └──────────┬─────────────────┘
                                   └──exit proved──► gone: its later messages are strays
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from headstart.core.identity import KVSpec, first_mismatch
-from headstart.core.messages import Hello, Message, Refused, TicketRef, Welcome, WorkerRef
+from headstart.core.messages import Hello, Message, Refused, Welcome, WorkerRef
 from headstart.scheduler.limits import PrefillLimits
 from headstart.transfer.contract import TransferError, Transport
 
 
-class EndedRefs:
-    """Tombstones of one peer. Bounded: tickets up to the newest one forgotten count as ended too, which holds because
-    a decode worker numbers its tickets upwards."""
-
-    def __init__(self, max_refs: int = 4096) -> None:
-        self._max_refs = max_refs
-        self._refs: OrderedDict[TicketRef, None] = OrderedDict()
-        self._floor = -1
-
-    def __contains__(self, ref: TicketRef) -> bool:
-        return ref.ticket <= self._floor or ref in self._refs
-
-    def add(self, ref: TicketRef) -> None:
-        self._refs[ref] = None
-        if len(self._refs) > self._max_refs:
-            oldest, _ = self._refs.popitem(last=False)
-            self._floor = max(self._floor, oldest.ticket)
-
-
 @dataclass(slots=True)
 class DecodePeer:
-    """A decode worker that has said Hello; `descriptor` is None while its transport is not connected."""
+    """A decode worker that sent Hello; `descriptor` is None while its transport is not connected."""
 
     worker: WorkerRef
     descriptor: bytes | None = None
@@ -49,7 +29,6 @@ class DecodeWorkers:
         self._transport = transport
         self._peers: dict[str, DecodePeer] = {}
         self._incarnations: dict[str, list[WorkerRef]] = {}  # of the peers, by worker name
-        self._ended: dict[str, EndedRefs] = {}
         self._exited: dict[str, int] = {}  # worker name -> newest incarnation known to have exited
 
     def former_incarnations(self, worker: WorkerRef) -> list[WorkerRef]:
@@ -62,9 +41,9 @@ class DecodeWorkers:
         return worker.incarnation < newest or worker.incarnation <= self._exited.get(worker.name, -1)
 
     def greet(self, hello: Hello) -> Message | None:
-        """Connect a decode worker and answer it. The answer to a repeated Hello is the same. None where its pool cannot
-        be reached now, as while writes of a lost connection have not ended: it will say Hello again, and a refusal would
-        be for good."""
+        """Connect a decode worker and answer it. The answer to a repeated Hello is the same. None if its pool cannot
+        be reached now, as while writes of a lost connection have not ended: it will send Hello again, and a refusal would
+        be final."""
         name = str(hello.worker)
         if mismatch := first_mismatch(self._kv_spec, hello.kv_spec):
             return Refused(self._worker, mismatch)
@@ -81,13 +60,10 @@ class DecodeWorkers:
         limits = self._limits
         return Welcome(self._worker, limits.capacity_tokens, limits.credit_tokens, self._transport.descriptor())
 
-    def worker(self, name: str) -> WorkerRef | None:
+    def connected(self, name: str) -> WorkerRef | None:
+        """The decode worker of that name, if its pool can be reached."""
         peer = self._peers.get(name)
-        return peer.worker if peer else None
-
-    def is_connected(self, name: str) -> bool:
-        peer = self._peers.get(name)
-        return peer is not None and peer.descriptor is not None
+        return peer.worker if peer is not None and peer.descriptor is not None else None
 
     def lose(self, name: str) -> None:
         """The transport to a peer is closed; the peer itself may live and say Hello again."""
@@ -98,13 +74,6 @@ class DecodeWorkers:
         """The peer's process has ended."""
         name = str(worker)
         self._exited[worker.name] = max(worker.incarnation, self._exited.get(worker.name, -1))
-        self._ended.pop(name, None)
         if self._peers.pop(name, None) is not None:
             self._incarnations[worker.name].remove(worker)
             self._transport.disconnect(name)
-
-    def ended(self, name: str) -> EndedRefs:
-        ended = self._ended.get(name)
-        if ended is None:
-            ended = self._ended[name] = EndedRefs()
-        return ended

@@ -1,45 +1,41 @@
 """A decode worker's call to the prefill scheduler, in each of its states.
 
-    waiting ──► computing ──► flushing ──► closed (PrefillDone)
-       │            │             │
-       │            └─────────────┴──► ending ──► closed (PrefillFailed | TicketClosed | peer gone: no answer)
-       └──────────────────────────────────────► closed
+    waiting ──► computing ──► sending ──► closed (PrefillDone)
+       │            │            │
+       │            └────────────┴──► ending ──► closed (PrefillFailed | TicketClosed | peer gone: no answer)
+       └─────────────────────────────────────► closed
 
 waiting     `Call`: holds nothing.
-computing   `Run`: a PageLease over the whole prompt, and an open handle per posted chunk.
-flushing    the same `Run`, all computed and posted; the lease stays until the last handle has ended.
-ending      the same `Run` with an `Ending`: nothing is computed or posted any more; the lease stays as above.
-closed      holds nothing; its ref is remembered (`prefill_peers.EndedRefs`).
+computing   `Run` with an open `Push`: the push holds a PageLease over the whole prompt and a handle per posted chunk.
+sending     the open `Push` alone, all computed and posted; the lease stays until its last handle has ended.
+ending      the `Push` alone, as in `sender`: nothing is computed or posted any more.
+closed      holds nothing; the sender remembers its ref.
 
-Invariant: the source pages of an open handle are leased by its run and held by the handle, and a call is answered
-only when none of its handles is open.
+Besides, each step in flight is a reader of the pages that its chunks may touch, whatever has become of their runs.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from headstart.core.arrays import Int32Array
-from headstart.core.layout import pages_for
-from headstart.core.messages import Message, Prefill, TicketRef
-from headstart.kv.cache import Match, PageLease
-
-CallKey = tuple[str, TicketRef]
-"""(name of the calling decode worker, its ticket and attempt)."""
+from headstart.core.messages import Prefill, WorkerRef
+from headstart.kv.cache import Match
+from headstart.scheduler.sender import Push, PushKey
 
 
 @dataclass(slots=True, eq=False)
 class Call:
     """A valid Prefill message and who sent it."""
 
-    peer: str
+    peer: WorkerRef
     message: Prefill
     deadline: float
-    found: Match  # of its prompt on arrival
+    found: Match  # of its prompt, when the cache was last asked
     num_bypassed: int = 0  # by calls admitted while it waited for pages
 
     @property
-    def key(self) -> CallKey:
-        return self.peer, self.message.ref
+    def key(self) -> PushKey:
+        return str(self.peer), self.message.ref
 
     @property
     def end(self) -> int:
@@ -47,51 +43,43 @@ class Call:
 
     @property
     def num_expected(self) -> int:
-        """Tokens it would compute, as its arrival found the cache."""
+        """Tokens it would compute, as the cache was found."""
         return self.end - self.found.prefix_len
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Why a run stops, as the answer its caller gets; None when nobody is left to answer."""
-
-    answer: Message | None
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """An admitted call. `cursor` is the first page of the prompt not yet posted; it only grows."""
+    """An admitted call that is being computed: `num_computed` tokens have KV, `num_launched` of them or are in flight."""
 
-    call: Call
-    lease: PageLease
-    hit_len: int
+    message: Prefill
+    push: Push
     num_computed: int
-    cursor: int
-    handles: set[int] = field(default_factory=set)
-    ending: Ending | None = None
+    num_launched: int
 
     @property
-    def num_left(self) -> int:
-        return self.call.end - self.num_computed
+    def is_over(self) -> bool:
+        """Whether it wants no more of steps: all is computed, or nobody wants it any more."""
+        return self.num_to_compute == 0
 
     @property
     def num_to_compute(self) -> int:
-        """Tokens it still wants of steps: none once it is ending."""
-        return self.num_left if self.ending is None else 0
+        """Tokens without KV that it still wants, those in flight included."""
+        return len(self.message.tokens) - self.num_computed if self.push.is_open else 0
 
-    def is_flushed(self, page_size: int) -> bool:
-        return self.num_left == 0 and self.cursor == pages_for(self.call.end, page_size)
-
-    def postable(self, page_size: int) -> tuple[int, int]:
-        """Pages [cursor, limit) of the prompt that are computed and not yet posted; a partial page only at the end."""
-        if self.num_left == 0:
-            return self.cursor, pages_for(self.call.end, page_size)
-        return self.cursor, max(self.cursor, self.num_computed // page_size)
+    @property
+    def num_to_launch(self) -> int:
+        """Tokens that it still wants of steps to come."""
+        return len(self.message.tokens) - self.num_launched if self.push.is_open else 0
 
 
 class Chunk(NamedTuple):
-    """A row of the launched step: the pages it may touch are held until its output."""
+    """A row of a step in flight, which is a reader of the pages it may touch."""
 
     run: Run
     num_new: int
     pages: Int32Array
+
+
+class InflightStep(NamedTuple):
+    step_id: int
+    chunks: list[Chunk]

@@ -4,7 +4,8 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -14,11 +15,32 @@ from starlette.types import Receive, Scope, Send
 from headstart.core.errors import ErrorCode
 from headstart.gateway.api.auth import Tenant
 from headstart.gateway.api.errors import ApiError, error_response, from_failure, invalid
+from headstart.gateway.api.known_fields import check_names, note_unknown
+from headstart.gateway.api.validation import Problems, convert_body
 from headstart.gateway.state import HttpLimits
 from headstart.gateway.stream import Failure
 
 LINGER_BYTES = 64 << 20
 LINGER_S = 5.0
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+@dataclass(slots=True)
+class Received:
+    """A body as it came. `ignored` names what nobody knows, once it was taken as a struct."""
+
+    fields: dict[str, Any]
+    is_strict: bool = False
+    ignored: list[str] = field(default_factory=list)
+
+    def as_struct(self, kind: type[Body]) -> Body:
+        """Raises ApiError 400 that names everything that is wrong."""
+        problems = Problems()
+        self.ignored = check_names(kind, self.fields, problems)
+        if self.is_strict:
+            note_unknown(self.ignored, problems)
+        return convert_body(kind, self.fields, problems)
 
 
 class Bodies:
@@ -30,12 +52,12 @@ class Bodies:
         self._num_bytes: Counter[bytes] = Counter()  # by the tenant's salt
 
     @asynccontextmanager
-    async def read(self, request: Request, tenant: Tenant) -> AsyncIterator[dict[str, Any]]:
-        """The body as an object, to be let go of when the block ends. Raises ApiError 400, 408, 413 or 429."""
+    async def read(self, request: Request, tenant: Tenant) -> AsyncIterator[Received]:
+        """The body, to be released when the block ends. Raises ApiError 400, 408, 413 or 429."""
         data = bytearray()
         try:
             await self._fill(data, request, tenant.salt)
-            yield parse_json(bytes(data))
+            yield Received(parse_json(bytes(data)), self._limits.strict_fields)
         finally:
             self._num_bytes[tenant.salt] -= len(data)
 
