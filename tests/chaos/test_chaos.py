@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from chaos.__main__ import main, run_seeds, summary
+from chaos.plan import Devices, draw_plan
 from chaos.run import SeedFailed, run_seed
 from chaos.test_fence import Unfenced
 
 BATCH = 25
 HAPPENINGS = (
     *("kills of decode workers", "kills of prefill workers", "stalls", "messages harmed", "digest_mismatches"),
-    *("ended by stop strings", "with penalties"),
+    *("ended by stop strings", "with penalties", "accepted_draft_tokens", "dropped_rows"),
 )
 
 
@@ -67,6 +68,17 @@ def history(seed: int, hash_seed: str) -> str:
 def test_a_seed_has_one_history_in_every_process() -> None:
     assert history(3, "1") == history(3, "2")
     assert history(3, "1") != history(4, "1")
+
+
+def test_every_seed_has_workers_with_one_and_with_two_steps_in_flight_unless_told_otherwise() -> None:
+    for seed in range(20):
+        modelling = draw_plan(seed).spec.modelling
+        used = {modelling.prefill_steps_in_flight[0], modelling.decode_steps_in_flight[0]}
+        assert used == {1, 2}, "also in a cluster of two workers"
+        forced = draw_plan(seed, Devices(2, 0)).spec
+        assert forced.modelling.prefill_steps_in_flight == forced.modelling.decode_steps_in_flight == (2,)
+        assert forced.decode.num_draft_tokens == 0
+    assert {draw_plan(seed).spec.decode.num_draft_tokens for seed in range(20)} == {0, 1, 2, 3}
 
 
 def first_failure(seeds: range) -> SeedFailed:
