@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-SIM = "tests/unit/chaos/test_fence.py"
-CHAOS = "tests/unit/chaos/test_chaos.py::test_100_seeds[0]"
+SIM = "tests/chaos/test_fence.py"
+CHAOS = "tests/chaos/test_chaos.py::test_100_seeds[0]"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ MUTATIONS = (
         "scheduler/tickets.py",
         "        return page_checksums(digests, ticket.tokens, ticket.start + notice.first * size, size) == notice.checksums",
         "        return True",
-        ("tests/unit/scheduler/test_verified_transfers.py", "tests/unit/chaos/test_damaged_pages.py"),
+        ("tests/unit/scheduler/test_verified_transfers.py", "tests/chaos/test_damaged_pages.py"),
     ),
     Mutation(
         "digest check: a checksum does not depend on the position",
@@ -141,7 +141,7 @@ MUTATIONS = (
         "scheduler/decode/prefill_client.py",
         "        board.calls.cancel(call)\n        board.stirred = True",
         "        board.calls.close(call)\n        board.stirred = True",
-        ("tests/unit/scheduler/test_verified_transfers.py", "tests/unit/chaos/test_damaged_pages.py"),
+        ("tests/unit/scheduler/test_verified_transfers.py", "tests/chaos/test_damaged_pages.py"),
     ),
     Mutation(
         "quotas: whoever has too much loses no more than others",

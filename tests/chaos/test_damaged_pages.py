@@ -9,10 +9,10 @@ from itertools import islice
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from chaos.plan import draw_plan
+from chaos.run import ChaosRun
 from headstart.core.errors import InvariantError
 from headstart.observe.metrics import WorkerCollector, WorkerSample
-from headstart.sim.chaos_plan import draw_plan
-from headstart.sim.chaos_run import ChaosRun
 from headstart.sim.client import Handle
 from headstart.sim.spec import WorldSpec
 from headstart.sim.watermarks import oracle

@@ -1,10 +1,13 @@
 """Clients that read text: token k says one letter, and stop strings end an answer at the gateway, as for real clients."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from headstart.core.messages import Failed, Finished, TokenDelta
+from headstart.core.request import Request
 from headstart.gateway.stream import ChoiceOutput, ChoiceStream, Event, Failure, StopRules
 from headstart.sim.client import Handle
+from headstart.sim.world import World
 
 NUM_LETTERS = 26
 
@@ -51,6 +54,14 @@ class Reader:
     @property
     def text(self) -> str:
         return "".join(self.answer.text)
+
+
+def submit_text(world: World, request: Request, stops: tuple[str, ...]) -> Reader:
+    """Submit for a client that reads text, which ends at the first of `stops`."""
+    handle = Handle(request, world.clock, world.clock.now())
+    reader = Reader(handle, stops, partial(world.stop, request.ref))
+    world.submit_to(handle, reader)
+    return reader
 
 
 def read(tokens: list[int], stops: tuple[str, ...], stop_ids: tuple[int, ...]) -> tuple[str, int]:

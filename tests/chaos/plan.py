@@ -140,10 +140,21 @@ class Plan:
     names: tuple[str, ...] = field(default=())
 
 
-def draw_plan(seed: int) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """How workers take steps, if a seed does not draw it."""
+
+    steps_in_flight: int | None = None  # of every worker; None: 1 of some, 2 of others
+    num_drafts: int | None = None  # of a decode row, at most; None: 0 to 3
+
+
+DRAWN = Devices()
+
+
+def draw_plan(seed: int, devices: Devices = DRAWN) -> Plan:
     """The plan of a seed."""
     rng = Random(f"plan {seed}")
-    spec = _draw_spec(rng)
+    spec = _with_devices(_draw_spec(rng), Random(f"devices {seed}"), devices)
     names = tuple([f"prefill-{i}" for i in range(spec.num_prefill)] + [f"decode-{i}" for i in range(spec.num_decode)])
     calm_at = rng.choice((4.0, 8.0, 12.0))
     stems = [tuple(rng.randrange(spec.vocab_size) for _ in range(rng.randint(4, 24))) for _ in range(3)]
@@ -178,6 +189,19 @@ def _draw_spec(rng: Random) -> WorldSpec:
         ),
         timing=_draw_timing(rng),
     )
+
+
+def _with_devices(spec: WorldSpec, rng: Random, devices: Devices) -> WorldSpec:
+    """At least one worker of the cluster takes one step at a time, and at least one two, if nothing else is asked for."""
+    first = rng.choice((1, 2))
+    prefill, decode = (first, 3 - first), (3 - first, first)
+    num_drafts = rng.choice((0, 0, 1, 2, 3))
+    if devices.steps_in_flight is not None:
+        prefill = decode = (devices.steps_in_flight,)
+    if devices.num_drafts is not None:
+        num_drafts = devices.num_drafts
+    modelling = replace(spec.modelling, prefill_steps_in_flight=prefill, decode_steps_in_flight=decode)
+    return replace(spec, decode=replace(spec.decode, num_draft_tokens=num_drafts), modelling=modelling)
 
 
 def _draw_timing(rng: Random) -> Timing:

@@ -5,17 +5,19 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from test_fence import Unfenced
 
-from headstart.sim.chaos import main, run_seeds, summary
-from headstart.sim.chaos_run import SeedFailed, run_seed
+from chaos.__main__ import main, run_seeds, summary
+from chaos.plan import Devices, draw_plan
+from chaos.run import SeedFailed, run_seed
+from chaos.test_fence import Unfenced
 
 BATCH = 25
 HAPPENINGS = (
     *("kills of decode workers", "kills of prefill workers", "stalls", "messages harmed", "digest_mismatches"),
-    *("ended by stop strings", "with penalties"),
+    *("ended by stop strings", "with penalties", "accepted_draft_tokens", "dropped_rows"),
 )
 
 
@@ -51,8 +53,9 @@ def test_many_seeds() -> None:
 def history(seed: int, hash_seed: str) -> str:
     """Digest of all that happens in a seed, in a process of its own."""
     run = subprocess.run(
-        [sys.executable, "-m", "headstart.sim.chaos", "--timeline", str(seed)],
+        [sys.executable, "-m", "chaos", "--timeline", str(seed)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
         check=True,
@@ -65,6 +68,17 @@ def history(seed: int, hash_seed: str) -> str:
 def test_a_seed_has_one_history_in_every_process() -> None:
     assert history(3, "1") == history(3, "2")
     assert history(3, "1") != history(4, "1")
+
+
+def test_every_seed_has_workers_with_one_and_with_two_steps_in_flight_unless_told_otherwise() -> None:
+    for seed in range(20):
+        modelling = draw_plan(seed).spec.modelling
+        used = {modelling.prefill_steps_in_flight[0], modelling.decode_steps_in_flight[0]}
+        assert used == {1, 2}, "also in a cluster of two workers"
+        forced = draw_plan(seed, Devices(2, 0)).spec
+        assert forced.modelling.prefill_steps_in_flight == forced.modelling.decode_steps_in_flight == (2,)
+        assert forced.decode.num_draft_tokens == 0
+    assert {draw_plan(seed).spec.decode.num_draft_tokens for seed in range(20)} == {0, 1, 2, 3}
 
 
 def first_failure(seeds: range) -> SeedFailed:

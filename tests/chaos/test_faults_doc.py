@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", (TESTS.parent / "docs" / "faults.md").read_text())))
 
 
