@@ -1,6 +1,6 @@
 """The sweep over the library's causal-language-model classes: each is served like `generate`, or refused with a reason.
 
-    python -m tests.models.sweep        rewrites docs/models.md from what every class does
+python -m tests.models.sweep        rewrites docs/models.md from what every class does
 """
 
 import sys

@@ -83,7 +83,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "dots1": {"n_shared_experts": 1},
     "falcon": {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
-    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "gemma4_assistant": {
+        "text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    },
     "gpt_bigcode": {"num_key_value_heads": 1},
     "gpt_neo": {"attention_types": [[["global"], 2]]},
     "jetmoe": {"kv_channels": 16},
@@ -97,11 +99,43 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 SPECIAL |= {
     model_type: _DECODER
-    for model_type in ["bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl"]
+    for model_type in [
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "megatron-bert",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+    ]
 }
 
 NOT_SHRUNK = frozenset(
-    ["dbrx", "dots3_note_text", "falcon", "falcon_h1", "gemma4_assistant", "gemma4_text", "gemma4_unified_text", "mamba2", "prophetnet", "reformer", "xlnet", "xlstm", "zamba", "zamba2", "zaya"]
+    [
+        "dbrx",
+        "dots3_note_text",
+        "falcon",
+        "falcon_h1",
+        "gemma4_assistant",
+        "gemma4_text",
+        "gemma4_unified_text",
+        "mamba2",
+        "prophetnet",
+        "reformer",
+        "xlnet",
+        "xlstm",
+        "zamba",
+        "zamba2",
+        "zaya",
+    ]
 )
 """Classes that do not accept the small sizes; all but dbrx are refused by their configuration alone."""
 

@@ -24,7 +24,7 @@ from headstart.model.info import (
 )
 from headstart.model.linear import float16_weights_are_built, pack_linears, round_linears
 from headstart.model.load import load_model
-from headstart.model.self_test import SelfTest, TestPool, check_model, library_logits, num_test_pages
+from headstart.model.self_test import ScratchPool, SelfTest, check_model, library_logits, num_test_pages
 from headstart.model.source import WeightSource
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -110,7 +110,7 @@ def make_kv_spec(config: ExecutorConfig) -> KVSpec:
 def _self_test(config: ExecutorConfig, model: PreTrainedModel, expected: SelfTest, shape: PoolShape) -> None:
     """Raise ModelRefused unless steps over a small pool of `shape` give what the library computes."""
     attention = _attention(config, KVPool.allocate(shape, _DTYPES[_kv_dtype(config)], config.device))
-    pool = TestPool(attention.begin, shape.page_size, shape.num_layers)
+    pool = ScratchPool(attention.begin, shape.page_size, shape.num_layers)
     dtype = _DTYPES[choose_dtype(config.dtype, config.device)]
     check_model(model, expected, pool, dtype, _info(config).context_len)
 

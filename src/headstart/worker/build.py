@@ -39,7 +39,7 @@ from headstart.executor.build import (
     make_kv_spec,
 )
 from headstart.executor.runner import TorchExecutor
-from headstart.model.info import ModelInfo, parse_overrides, read_model_info
+from headstart.model.info import ModelInfo, fix_context, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, resolve_model, weight_files
 from headstart.scheduler.contract import Scheduler, Send
 from headstart.transfer.contract import Transport
@@ -165,6 +165,7 @@ def _scheduler_spec(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, verifies
 def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[ExecutorConfig, PoolPlan, int]:
     settings, model = spec.settings, spec.settings.model
     overrides = "" if model.json_model_override_args.strip() == "{}" else model.json_model_override_args
+    overrides = fix_context(folder, overrides, model.context_length)
     info = read_model_info(folder, parse_overrides(overrides))
     dtype, token_bytes = dtype_and_token_bytes(model.dtype, device, info)
     weights = sum(path.stat().st_size for path in weight_files(folder)) * spec.num_sharing
@@ -178,6 +179,7 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
         num_pages=pool.num_pages,
         num_threads=spec.num_threads or torch.get_num_threads(),
         few_rows=spec.role == "decode",
+        self_test=not model.skip_model_self_test,
     )
     return config, pool, info.vocab_size
 
