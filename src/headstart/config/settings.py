@@ -29,6 +29,9 @@ class ModelSettings:
     """Type of weights and activations. auto: the fastest on this processor. All workers must agree."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where a worker computes. auto: on a GPU if there is one that torch can use."""
+    skip_model_self_test: bool = False
+    """Serve without comparing the loaded model's logits with the library's own first. Saves about a second; a model that
+    fails the test answers wrongly."""
     tp_size: int = 1
     """GPUs that share one worker's tensors. Only 1 is built."""
 

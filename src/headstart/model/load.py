@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as library_logging
 
-from headstart.model.hook import ATTENTION_NAME, register_attention
+from headstart.model.hook import ATTENTION_NAME, pass_step_on, register_attention
 from headstart.model.info import parse_overrides, read_model_config
 from headstart.model.positions import fix_position_scaling
 from headstart.model.refusals import refuse_config, refuse_unservable
@@ -32,6 +32,7 @@ def load_model(source: WeightSource, dtype: torch.dtype, device: str = "cpu") ->
     except (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, ImportError) as error:
         raise ModelRefused(f"cannot load {source.folder} ({config.model_type}): {_first_line(error)}") from error
     fix_position_scaling(model)
+    pass_step_on(model)
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -43,7 +43,7 @@ from headstart.executor.build import (
     make_executor,
     make_kv_spec,
 )
-from headstart.model.info import ModelInfo, parse_overrides, read_model_info
+from headstart.model.info import ModelInfo, fix_context, parse_overrides, read_model_info
 from headstart.model.load import num_parameters
 from headstart.model.source import WeightSource, resolve_model, weight_files
 from headstart.scheduler.protocol import Scheduler, Send
@@ -168,6 +168,7 @@ def _scheduler_spec(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, verifies
 def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[ExecutorConfig, PoolPlan, int]:
     settings, model = spec.settings, spec.settings.model
     overrides = "" if model.json_model_override_args.strip() == "{}" else model.json_model_override_args
+    overrides = fix_context(folder, overrides, model.context_length)
     info = read_model_info(folder, parse_overrides(overrides))
     weights = WeightSource(folder, load_format=model.load_format, overrides=overrides)
     dtype, token_bytes = dtype_and_token_bytes(model.dtype, settings.cache.kv_cache_dtype, device, info)
@@ -183,6 +184,7 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
         num_threads=spec.num_threads or torch.get_num_threads(),
         few_rows=spec.role == "decode",
         card=CardLimits(resolve_running(settings.step, device), resolve_graph_rows(settings.step), pool.context_len),
+        self_test=not model.skip_model_self_test,
     )
     return config, pool, info.vocab_size
 
