@@ -6,17 +6,12 @@ Runs in a process of its own, TRITON_INTERPRET=1 being read when Triton is impor
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from headstart.attention.device_plan import DevicePlan
-from headstart.attention.plan import build_plan
-from headstart.attention.triton_attention import Partials, PlannedAttention, RowTables
-from headstart.attention.triton_extend import GatheredExtend
-from tests.gpu.paged import NO_SHARING, Spec, Tree, assert_close, lay_out
+from tests.gpu.paged import NO_SHARING, Spec, Tree, assert_close, lay_out, run_chunks
 
 FP8 = torch.float8_e4m3fn
 HALF = Spec(kv_heads=1, group=2, head_dim=16, page=16, dtype=torch.float16, device="cpu", block=16)
@@ -69,18 +64,11 @@ def test_a_chunk_and_a_decode_row_on_one_prefix():
     assert_close(batch, batch.run(**CHUNK))
 
 
-def test_a_gathered_prefix():
-    spec = HALF
-    batch = lay_out(spec, Tree([(-1, 2)], [(0, 20), (0, 9)]), q_lens=[11, 9])
-    tables = [table[2:] for table in batch.tables]
-    plan = build_plan(tables, batch.starts - 32, batch.q_lens, spec.tiling(**CHUNK))
-    device_plan = DevicePlan(batch.num_tokens, len(plan.items), "cpu")
-    device_plan.upload(plan)
-    paged = PlannedAttention(spec.heads, spec.tile, Partials.empty(spec.heads, plan.num_slots, "cpu"), 2, causal=True)
-    rows = RowTables(batch.rows.pages[:, 2:], batch.rows.kv_lens - 32)
-    pages = torch.from_numpy(np.ascontiguousarray(batch.tables[0][:2]))
-    out = torch.full_like(batch.q, float("nan"))
-    assert_close(batch, GatheredExtend(spec.heads, paged)(batch.q, batch.kv, pages, rows, device_plan, out))
+@pytest.mark.parametrize("spec", [HALF, replace(EIGHT_BIT, group=2)], ids=["fp16", "fp8"])
+def test_chunks_with_their_prefixes_gathered_and_not(spec):
+    batch = lay_out(spec, Tree([(-1, 2), (-1, 1)], [(0, 20), (1, 5), (0, 9), (-1, 3)]), q_lens=[11, 5, 9, 3])
+    assert_close(batch, run_chunks(batch, lambda new, cached, fp8: cached == 2 * spec.page))
+    assert_close(batch, run_chunks(batch, lambda new, cached, fp8: False))
 
 
 @pytest.mark.parametrize("spec", [HALF, EIGHT_BIT], ids=["fp16", "fp8"])

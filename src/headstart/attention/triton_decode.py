@@ -115,7 +115,7 @@ def merge_slots(
     tl.store(out_ptr + at[:, None] * D + d[None, :], acc.to(out_ptr.dtype.element_ty), mask=(g < G)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "stride_table"])
 def grouped_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, kv_len_ptr, count_ptr, item_ptr, q_list_ptr, slot_ptr, pos_ptr, queue_ptr,
     done_ptr, part_ptr, lse_ptr, out_ptr, k_scale_ptr, v_scale_ptr, scale_log2, stride_q, stride_page, stride_head,

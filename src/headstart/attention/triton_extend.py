@@ -1,18 +1,15 @@
-"""Long chunks of prompts over a cached prefix: the prefix is gathered once and attended by a dense kernel.
+"""A cached prefix gathered into contiguous keys and values, attended by a dense kernel, merged with the rest.
 
-    keys      [ prefix, whole pages: gather, dense, not causal | the rows' own: paged, causal ]
-    queries   every query token of the rows sees all of the prefix, so it needs no mask
-
-Both parts come with log-sum-exps and are merged. Gathering costs a few percent of the dense kernel's time (it also
-dequantises fp8), and the dense kernel is faster than a paged one. Rows that share a prefix share its part.
+Every query token sees all of the prefix, so it needs no mask, and the query heads of a KV head become more query rows
+of one head. Both parts come with log-sum-exps. Gathering costs a few percent of the dense kernel's time; it also
+dequantises fp8.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from headstart.attention.device_plan import DevicePlan
-from headstart.attention.triton_attention import HeadShape, LayerKV, PlannedAttention, RowTables
+from headstart.attention.triton_attention import HeadShape, LayerKV
 from headstart.attention.triton_tile import unpack_e4m3
 
 
@@ -37,17 +34,21 @@ def gather_kernel(
     tl.store(target + n * D + tl.arange(0, D)[None, :], values.to(out_ptr.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "num_tokens"])
 def merge_pair_kernel(
-    out_ptr, lse_ptr, dense_ptr, dense_lse_ptr, num_tokens,
-    G: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
+    out_ptr, lse_ptr, dense_ptr, dense_lse_ptr, token_ptr, first, num_tokens,
+    G: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """Merge dense results `[kv_heads, tokens, G, D]`, natural log-sum-exps, into `out` `[tokens, q_heads, D]`, base 2."""
-    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
-    ok = token < num_tokens
+    """Merge dense results `[kv_heads, tokens, G, D]`, natural log-sum-exps, into `out` `[tokens, q_heads, D]`, base 2.
+
+    Token i of the dense results is `token_ptr[i]` of `out` if LISTED, else `first` + i.
+    """
+    i = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    ok = i < num_tokens
+    token = tl.load(token_ptr + i, mask=ok, other=0) if LISTED else first + i
     head = tl.program_id(1)
     ours = token * (KVH * G) + head
-    dense = ((head // G) * num_tokens + token) * G + head % G
+    dense = ((head // G) * num_tokens + i) * G + head % G
     d = tl.arange(0, D)[None, :]
     lse_a = tl.load(lse_ptr + ours, mask=ok, other=0.0)
     lse_b = tl.load(dense_lse_ptr + dense, mask=ok, other=0.0) * 1.4426950408889634
@@ -60,40 +61,32 @@ def merge_pair_kernel(
     tl.store(out_ptr + ours[:, None] * D + d, merged.to(out_ptr.dtype.element_ty), mask=ok[:, None])
 
 
-class GatheredExtend:
-    """Chunks of prompts over one common prefix of whole pages. Pays from about 512 query tokens on one prefix; below, the
-    paged kernel alone is faster."""
+def attend_gathered(
+    heads: HeadShape,
+    q: torch.Tensor,
+    kv: LayerKV,
+    pages: torch.Tensor,
+    tokens: slice | torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Attend the keys of whole `pages`, int32, for the query tokens `tokens`, and merge that into `out`.
 
-    def __init__(self, heads: HeadShape, paged: PlannedAttention) -> None:
-        """`paged` attends the rows' own keys; it must be causal."""
-        self._heads = heads
-        self._paged = paged
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        kv: LayerKV,
-        prefix_pages: torch.Tensor,
-        rows: RowTables,
-        plan: DevicePlan,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        """`q`, `out` [query tokens, q_heads, head_dim], contiguous.
-
-        `prefix_pages` int32 [pages] come before every row's keys. `rows` and `plan` describe the rows without them:
-        page tables from there on, lengths and positions counted from there.
-        """
-        num_tokens, kv_heads, dim = q.shape[0], self._heads.num_kv_heads, self._heads.head_dim
-        lse = torch.empty(num_tokens, self._heads.num_q_heads, dtype=torch.float32, device=q.device)
-        self._paged(q, kv, rows, plan, out, out_lse=lse)
-        k, v = (gather(kv, part, prefix_pages, q.dtype) for part in (0, 1))
-        packed = q.view(num_tokens, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
-        dense, dense_lse = dense_attention(packed, k[None], v[None], self._heads.sm_scale)
-        block = 16
-        merge_pair_kernel[(triton.cdiv(num_tokens, block), self._heads.num_q_heads)](
-            out, lse, dense, dense_lse, num_tokens, G=self._heads.group, KVH=kv_heads, D=dim, BT=block
-        )
-        return out
+    `q`, `out` [query tokens, q_heads, head_dim]; `out` is contiguous and holds the attention to all other keys, `lse`
+    [query tokens, q_heads] its base-2 log-sum-exps.
+    """
+    kv_heads, dim = heads.num_kv_heads, heads.head_dim
+    k, v = (gather(kv, part, pages, q.dtype) for part in (0, 1))
+    taken = q[tokens]
+    num_tokens = taken.shape[0]
+    packed = taken.reshape(num_tokens, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
+    dense, dense_lse = dense_attention(packed, k[None], v[None], heads.sm_scale)
+    listed = isinstance(tokens, torch.Tensor)
+    block = 16
+    merge_pair_kernel[(triton.cdiv(num_tokens, block), heads.num_q_heads)](
+        out, lse, dense, dense_lse, tokens if listed else lse, 0 if listed else tokens.start, num_tokens,
+        G=heads.group, KVH=kv_heads, D=dim, BT=block, LISTED=listed,
+    )  # fmt: skip
 
 
 def gather(kv: LayerKV, part: int, pages: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
