@@ -69,11 +69,3 @@ def test_chunks_with_their_prefixes_gathered_and_not(spec):
     batch = lay_out(spec, Tree([(-1, 2), (-1, 1)], [(0, 20), (1, 5), (0, 9), (-1, 3)]), q_lens=[11, 5, 9, 3])
     assert_close(batch, run_chunks(batch, lambda new, cached, fp8: cached == 2 * spec.page))
     assert_close(batch, run_chunks(batch, lambda new, cached, fp8: False))
-
-
-@pytest.mark.parametrize("spec", [HALF, EIGHT_BIT], ids=["fp16", "fp8"])
-def test_one_launch_merges_what_two_do(spec):
-    batch = lay_out(spec, TREE)
-    out = batch.run(padding=1, one_launch=True, **CHUNK)
-    assert_close(batch, out[:-1])
-    assert (out[-1] == 0).all()

@@ -115,9 +115,7 @@ class Batch:
     def plan(self, **changes: object) -> Plan:
         return build_plan(self.tables, self.starts, self.q_lens, self.spec.tiling(**changes))
 
-    def run(
-        self, padding: int = 0, lse: torch.Tensor | None = None, one_launch: bool = False, **changes: object
-    ) -> torch.Tensor:
+    def run(self, padding: int = 0, lse: torch.Tensor | None = None, **changes: object) -> torch.Tensor:
         """Output `[query tokens + padding, q_heads, head_dim]` by plan; `lse` takes base-2 log-sum-exps."""
         plan = self.plan(**changes)
         num_rows = self.num_tokens + padding
@@ -127,11 +125,9 @@ class Batch:
         partials.out.fill_(float("nan"))
         out = torch.full((num_rows, *self.q.shape[1:]), float("nan"), dtype=self.q.dtype, device=self.spec.device)
         causal = bool((self.q_lens > 1).any())
-        sms = num_sms(self.spec.device)
-        attention = PlannedAttention(self.spec.heads, self.spec.tile, partials, sms, causal, one_launch)
+        attention = PlannedAttention(self.spec.heads, self.spec.tile, partials, num_sms(self.spec.device), causal)
         attention(self.q, self.kv, self.rows, device_plan, out, lse)
         assert int(partials.queue) == 0, "the queue is empty for the next layer"
-        assert not partials.done.any(), "no count is left for the next layer"
         return out
 
     def run_ungrouped(self, chunk: int = 128) -> torch.Tensor:
