@@ -1,6 +1,7 @@
 """From how many new and cached tokens on does gathering a prefix pay, and how fast is the prefill of a long prompt?
 
-The first table is attention of one chunk by `ChunkAttention`, everything paged against the prefix gathered. The second
+The first table is attention of one chunk by `ChunkAttention`, everything paged against the prefix, or the chunk's own keys,
+gathered. The second
 is the whole fused Qwen3-8B with random weights over one chunk: floating-point operations of its products and of its
 attention, by the rate of an 8192^3 product.
 """
@@ -10,10 +11,9 @@ from common import Card, Spread, arguments, in_graph, precompile, print_table, s
 from extend import Chunk
 from step import build_model, prepare
 
-from headstart.attention.chunk_attention import ChunkAttention, ChunkRow
+from headstart.attention.chunk_attention import ChunkAttention, ChunkRow, DenseRules
 from headstart.attention.packed import PackedHeads
 from headstart.attention.triton_attention import HeadShape, LayerKV, Partials
-from headstart.attention.triton_extend import gather
 from headstart.attention.triton_write import norm_rope_write
 from headstart.model.hook import STEP_KEYWORD
 
@@ -22,38 +22,26 @@ CACHED = (0, 512, 1024, 4096, 16_384, 50_000)
 HEADS = HeadShape(32, 8, 128, 128**-0.5)
 
 
-def attention(chunk: Chunk, gathers: bool):
+NEVER = 1 << 30
+ARMS = {
+    "paged": DenseRules(NEVER, NEVER, NEVER),
+    "prefix dense": DenseRules(1, 1, NEVER),
+    "own dense": DenseRules(NEVER, NEVER, 1),
+    "both": DenseRules(1, 1, 1),
+}
+
+
+def attention(chunk: Chunk, rules: DenseRules):
     partials = Partials.empty(chunk.heads, 2 * len(chunk.q) + 4096, chunk.device)
-    chunks = ChunkAttention(
-        chunk.heads,
-        chunk.kv,
-        partials,
-        chunk.card.num_sms,
-        len(chunk.q),
-        lambda new, cached, fp8: gathers and cached > 0,
-    )
+    chunks = ChunkAttention(chunk.heads, chunk.kv, partials, chunk.card.num_sms, len(chunk.q), rules)
     plan = chunks.plan([ChunkRow(table, chunk.prefix, chunk.new) for table in chunk.tables])
     return in_graph(lambda: chunks(chunk.q, chunk.kv, plan, chunk.out))
 
 
-def dense_causal(chunk: Chunk):
-    """The rows' own keys gathered and attended by the library's causal kernel: for chunks without a prefix."""
-    pages = torch.from_numpy(chunk.tables[0]).to(chunk.device)
-
-    def run() -> object:
-        k, v = (gather(chunk.kv, part, pages, chunk.q.dtype)[None, :, : chunk.new] for part in (0, 1))
-        q = chunk.q.transpose(0, 1)[None]
-        return torch.ops.aten._scaled_dot_product_cudnn_attention(
-            q, k, v, None, True, 0.0, True, False, scale=chunk.heads.sm_scale
-        )
-
-    return in_graph(run)
-
-
 def warm(fp8: bool) -> None:
     chunk = Chunk(HEADS, 1, 512, 2048, 64, fp8, Card("", "cuda", 132, 1, 1))
-    for gathers in (True, False):
-        attention(chunk, gathers)()
+    for rules in ARMS.values():
+        attention(chunk, rules)()
 
 
 def crossover(card: Card, fp8: bool) -> list[dict]:
@@ -61,14 +49,8 @@ def crossover(card: Card, fp8: bool) -> list[dict]:
     for cached in CACHED:
         for new in NEW:
             chunk = Chunk(HEADS, 1, new, cached, 64, fp8, card)
-            calls = {"paged": attention(chunk, False)}
-            if cached:
-                calls["gathered"] = attention(chunk, True)
-            elif new >= 1024:
-                try:
-                    calls["dense causal"] = dense_causal(chunk)
-                except RuntimeError as error:
-                    print("# dense causal:", str(error)[:200])
+            names = ("paged", "own dense") if cached == 0 else ("paged", "prefix dense", "both")
+            calls = {name: attention(chunk, ARMS[name]) for name in names}
             times = time_calls(list(calls.values()), repeats=6, warmups=1)
             us = {name: Spread.of(spread).median_s * 1e6 for name, spread in zip(calls, times, strict=True)}
             results.append({"kv": "fp8" if fp8 else "bf16", "new": new, "cached": cached, **us,

@@ -99,7 +99,7 @@ class Chunk:
         ).to(self.q.dtype)
         return {
             "gather alone": in_graph(lambda: [gather(self.kv, part, pages, self.q.dtype) for part in (0, 1)]),
-            "dense alone": in_graph(lambda: dense_attention(packed, k, v, self.heads.sm_scale)),
+            "dense alone": in_graph(lambda: dense_attention(packed, k, v, self.heads.sm_scale, causal=False)),
         }
 
 

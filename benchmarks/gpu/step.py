@@ -79,7 +79,7 @@ class Step:
         page = self.scene.work.page
         for part, new in enumerate((key, value)):
             stored = new.float() / self.scene.scales[part][:, None]
-            places = self.scene.pool[:, layer, part].view(torch.uint8)
+            places = self.scene.pool[:, :, layer, part].view(torch.uint8)
             places[self.slots // page, :, self.slots % page] = stored.to(self.scene.pool.dtype).view(torch.uint8)
         return self._attended(query.contiguous(), layer)
 

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from headstart.attention.chunk_attention import DenseRules
 from tests.gpu.paged import NO_SHARING, Spec, Tree, assert_close, lay_out, run_chunks
 
 FP8 = torch.float8_e4m3fn
@@ -65,7 +66,15 @@ def test_a_chunk_and_a_decode_row_on_one_prefix():
 
 
 @pytest.mark.parametrize("spec", [HALF, replace(EIGHT_BIT, group=2)], ids=["fp16", "fp8"])
-def test_chunks_with_their_prefixes_gathered_and_not(spec):
-    batch = lay_out(spec, Tree([(-1, 2), (-1, 1)], [(0, 20), (1, 5), (0, 9), (-1, 3)]), q_lens=[11, 5, 9, 3])
-    assert_close(batch, run_chunks(batch, lambda new, cached, fp8: cached == 2 * spec.page))
-    assert_close(batch, run_chunks(batch, lambda new, cached, fp8: False))
+def test_chunks_with_their_prefixes_and_own_keys_gathered_and_not(spec):
+    page = spec.page
+    tree = Tree([(-1, 2), (-1, 1)], [(0, 20), (1, 5), (0, 9), (-1, 3), (-1, 25)])
+    batch = lay_out(spec, tree, q_lens=[20, 5, 4, 3, 25])
+    for rules in (
+        DenseRules(9, 2 * page, own_new=20),
+        DenseRules(1, page, own_new=1),
+        DenseRules(1, page, own_new=99),
+        DenseRules(99, 99, own_new=20),
+        DenseRules(99, 99, own_new=99),
+    ):
+        assert_close(batch, run_chunks(batch, rules))

@@ -4,13 +4,12 @@ Every element that no row may read is NaN, or 0x7F where KV is e4m3: freed pages
 layers of the pool. Outputs are NaN before each run.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from headstart.attention.chunk_attention import ChunkAttention, ChunkRow
+from headstart.attention.chunk_attention import ChunkAttention, ChunkRow, DenseRules
 from headstart.attention.device_plan import DevicePlan
 from headstart.attention.plan import Plan, Tiling, build_plan
 from headstart.attention.triton_attention import (
@@ -139,12 +138,12 @@ class Batch:
         )
 
 
-def run_chunks(batch: Batch, gathers: Callable[[int, int, bool], bool]) -> torch.Tensor:
-    """Output of `ChunkAttention` with prefixes gathered where `gathers(new, cached, fp8)`."""
+def run_chunks(batch: Batch, rules: DenseRules | None = None) -> torch.Tensor:
+    """Output of `ChunkAttention`."""
     spec = batch.spec
     partials = Partials.empty(spec.heads, 4 * batch.num_tokens + 64, spec.device)
     partials.out.fill_(float("nan"))
-    chunks = ChunkAttention(spec.heads, batch.kv, partials, num_sms(spec.device), batch.num_tokens, gathers)
+    chunks = ChunkAttention(spec.heads, batch.kv, partials, num_sms(spec.device), batch.num_tokens, rules)
     rows = [
         ChunkRow(table, start, q_len)
         for table, start, q_len in zip(batch.tables, batch.starts.tolist(), batch.q_lens.tolist(), strict=True)

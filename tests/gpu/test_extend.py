@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from headstart.attention.chunk_attention import gathering_pays
+from headstart.attention.chunk_attention import DenseRules
 from tests.gpu.paged import Spec, Tree, assert_close, lay_out, run_chunks
 
 BF16 = torch.bfloat16
@@ -35,14 +35,17 @@ def test_any_chunk_over_any_cached_length(q_len, cached):
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("group", [1, 4, 7])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_gathering_prefixes_that_rows_share(dtype, group, head_dim):
+def test_gathering_prefixes_that_rows_share_and_own_keys(dtype, group, head_dim):
     spec = Spec(group=group, head_dim=head_dim, dtype=dtype)
     tree = Tree([(-1, 9), (-1, 6)], [(0, 200), (1, 80), (0, 90), (0, 64), (-1, 33)])
-    batch = lay_out(spec, tree, q_lens=[150, 80, 90, 30, 33])
-    assert_close(batch, run_chunks(batch, lambda new, cached, fp8: cached > 0))
-    assert_close(batch, run_chunks(batch, lambda new, cached, fp8: False))
+    batch = lay_out(spec, tree, q_lens=[200, 80, 80, 30, 33])
+    for own_new in (30, 100, 1000):
+        assert_close(batch, run_chunks(batch, DenseRules(1, 1, own_new)))
+        assert_close(batch, run_chunks(batch, DenseRules(10_000, 1, own_new)))
 
 
-def test_long_chunks_by_the_measured_rule():
-    batch = lay_out(Spec(dtype=FP8), Tree([(-1, 40)], [(0, 700), (0, 100), (-1, 400)]), q_lens=[700, 90, 400])
-    assert_close(batch, run_chunks(batch, gathering_pays))
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_long_chunks_by_the_measured_rules(dtype):
+    tree = Tree([(-1, 70)], [(0, 1500), (0, 100), (-1, 1100), (-1, 400)])
+    batch = lay_out(Spec(dtype=dtype), tree, q_lens=[1500, 90, 1100, 400])
+    assert_close(batch, run_chunks(batch))

@@ -1,14 +1,15 @@
 """Attention of a step's prompt chunks: rows of any lengths, over any cached prefixes, some of them shared.
 
-    keys of a row   [ whole pages of a long prefix: gathered once for the rows that share it | the rest, to its end ]
-                      dense kernel, no mask                                                    paged kernel, causal
+    keys of a row   [ whole pages of a long prefix | the rest, to its end                 ]
+                      gathered once for the          many that begin a page: gathered,
+                      rows that share it, dense,     dense, causal; else the paged kernel,
+                      no mask                        causal
 
-A dense kernel is faster than a paged one, and gathering, which also dequantises, costs little beside it if there are
-many query tokens on the prefix. Below that, or without a long prefix, the paged kernel reads all keys of a row. The
-choice changes rounding only.
+Dense kernels are faster than the paged one, and gathering, which also dequantises, costs little beside them if there
+are many query tokens. The choice changes rounding only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 from headstart.attention.device_plan import DevicePlan
 from headstart.attention.plan import build_plan
+from headstart.attention.segments import Int64Array
 from headstart.attention.triton_attention import (
     HeadShape,
     LayerKV,
@@ -25,8 +27,9 @@ from headstart.attention.triton_attention import (
     extend_tile,
     extend_tiling,
 )
-from headstart.attention.triton_extend import attend_gathered
+from headstart.attention.triton_extend import MAX_CUDNN_DIM, attend_own, attend_prefix
 from headstart.core.arrays import Int32Array
+from headstart.core.layout import pages_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +42,35 @@ class ChunkRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
-    """Pages that several rows' query tokens see whole."""
+class DenseRules:
+    """From how many tokens on dense kernels over gathered keys are used."""
+
+    prefix_new: int  # query tokens on a prefix
+    prefix_cached: int  # tokens of the prefix
+    own_new: int  # query tokens of a row
+
+
+def measured_rules(fp8: bool) -> DenseRules:
+    """What was faster on an H200, with 32 query heads on 8 KV heads of 128. Paged fp8 keys are unpacked many times."""
+    return DenseRules(384, 2048, 1024) if fp8 else DenseRules(512, 4096, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Pages to gather, and the query tokens that attend their keys."""
 
     pages: torch.Tensor  # int32 [pages]
-    tokens: slice | torch.Tensor  # query tokens of the rows: a run, or int64 indices
+    tokens: slice | torch.Tensor  # a run, or int64 indices
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
     """What `ChunkAttention` runs for one step, in every layer."""
 
-    prefixes: tuple[Prefix, ...]
-    rows: RowTables  # the rows from the end of their gathered prefix on
-    num_tokens: int
-
-
-def gathering_pays(num_new: int, num_cached: int, fp8: bool) -> bool:
-    """Are `num_new` query tokens on one prefix of `num_cached` tokens faster with the prefix gathered?"""
-    return num_new >= (256 if fp8 else 512) and num_cached >= 1024
+    prefixes: tuple[Gathered, ...]
+    own: tuple[Gathered, ...]  # one row's each: its tokens are a run
+    paged: RowTables | None  # other rows, from the end of their gathered prefix on
+    paged_tokens: slice | torch.Tensor
 
 
 class ChunkAttention:
@@ -70,9 +83,9 @@ class ChunkAttention:
         partials: Partials,
         num_sms: int,
         max_tokens: int,
-        gathers: Callable[[int, int, bool], bool] = gathering_pays,
+        rules: DenseRules | None = None,
     ) -> None:
-        """For layers like `kv`, and steps of up to `max_tokens` query tokens.
+        """For layers like `kv`, and steps of up to `max_tokens` query tokens; by `measured_rules` if none are given.
 
         `partials` need a slot for each query token, and more for few tokens over many keys.
         """
@@ -80,50 +93,93 @@ class ChunkAttention:
         max_slots = partials.lse.shape[0]
         self._heads = heads
         self._page_size = kv.page_size
-        self._fp8 = kv.is_fp8
-        self._gathers = gathers
+        self._rules = rules or measured_rules(kv.is_fp8)
         self._tiling = extend_tiling(heads, tile, kv.page_size, num_sms, max_slots)
         self._paged = PlannedAttention(heads, tile, partials, num_sms, causal=True)
         self._device_plan = DevicePlan(max_tokens, max_slots, partials.lse.device)
+        self._device = partials.lse.device
 
     def plan(self, rows: Sequence[ChunkRow]) -> ChunkPlan:
         """Upload the plan of a step; it holds until the next. Raises ValueError if it exceeds the bounds."""
-        groups = [
-            group for group in prefix_groups(rows, self._page_size)
-            if self._gathers(sum(rows[r].num_new for r in group.rows), group.num_pages * self._page_size, self._fp8)
-        ]  # fmt: skip
+        first = np.concatenate(([0], np.array([row.num_new for row in rows]).cumsum()))
+        groups = [group for group in prefix_groups(rows, self._page_size) if self._prefix_pays(rows, group)]
         skip = np.zeros(len(rows), np.int64)
         for group in groups:
             skip[group.rows] = group.num_pages
-        lens = np.array([row.num_new for row in rows], np.int64)
-        starts = np.array([row.num_cached for row in rows], np.int64) - skip * self._page_size
-        tables = [row.pages[num_pages:] for row, num_pages in zip(rows, skip, strict=True)]
-        plan = build_plan(tables, starts, lens, self._tiling)
-        self._device_plan.upload(plan)
-        device = self._device_plan.count.device
-        first = np.concatenate(([0], lens.cumsum()))
-        prefixes = tuple(
-            Prefix(
-                _to_device(rows[group.rows[0]].pages[: group.num_pages], device),
-                _token_range(group.rows, first, device),
-            )
-            for group in groups
+        own = [r for r, row in enumerate(rows) if self._own_pays(row, int(skip[r]))]
+        paged = [r for r in range(len(rows)) if r not in own]
+        return ChunkPlan(
+            prefixes=tuple(
+                Gathered(self._upload(rows[group.rows[0]].pages[: group.num_pages]), self._tokens(group.rows, first))
+                for group in groups
+            ),
+            own=tuple(
+                Gathered(
+                    self._upload(rows[r].pages[skip[r] : skip[r] + pages_for(rows[r].num_new, self._page_size)]),
+                    self._tokens([r], first),
+                )
+                for r in own
+            ),
+            paged=self._plan_paged([rows[r] for r in paged], skip[paged]) if paged else None,
+            paged_tokens=self._tokens(paged, first) if paged else slice(0, 0),
         )
-        padded = np.zeros((len(rows), max(len(table) for table in tables)), np.int32)
-        for out, table in zip(padded, tables, strict=True):
-            out[: len(table)] = table
-        kv_lens = (starts + lens).astype(np.int32)
-        return ChunkPlan(prefixes, RowTables(_to_device(padded, device), _to_device(kv_lens, device)), int(first[-1]))
 
     def __call__(self, q: torch.Tensor, kv: LayerKV, plan: ChunkPlan, out: torch.Tensor) -> torch.Tensor:
         """`q`, `out` [query tokens, q_heads, head_dim], tokens row by row; a token of `q` is contiguous, `out` is whole."""
-        if not plan.prefixes:
-            return self._paged(q, kv, plan.rows, self._device_plan, out)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        self._paged(q, kv, plan.rows, self._device_plan, out, out_lse=lse)
-        for prefix in plan.prefixes:
-            attend_gathered(self._heads, q, kv, prefix.pages, prefix.tokens, out, lse)
+        if plan.paged is not None:
+            self._run_paged(q, kv, plan, out, lse)
+        for part in plan.own:
+            assert isinstance(part.tokens, slice)
+            attend_own(self._heads, q, kv, part.pages, part.tokens, out, lse)
+        for part in plan.prefixes:
+            attend_prefix(self._heads, q, kv, part.pages, part.tokens, out, lse)
         return out
+
+    def _prefix_pays(self, rows: Sequence[ChunkRow], group: "PrefixGroup") -> bool:
+        num_new = sum(rows[r].num_new for r in group.rows)
+        num_cached = group.num_pages * self._page_size
+        return num_cached > 0 and num_new >= self._rules.prefix_new and num_cached >= self._rules.prefix_cached
+
+    def _own_pays(self, row: ChunkRow, skip: int) -> bool:
+        """Are all keys that are left those of the query tokens, and many?"""
+        alone = row.num_cached == skip * self._page_size
+        return alone and row.num_new >= self._rules.own_new and self._heads.head_dim <= MAX_CUDNN_DIM
+
+    def _plan_paged(self, rows: list[ChunkRow], skip: Int64Array) -> RowTables:
+        lens = np.array([row.num_new for row in rows], np.int64)
+        starts = np.array([row.num_cached for row in rows], np.int64) - skip * self._page_size
+        tables = [row.pages[num_pages:] for row, num_pages in zip(rows, skip.tolist(), strict=True)]
+        self._device_plan.upload(build_plan(tables, starts, lens, self._tiling))
+        padded = np.zeros((len(rows), max(len(table) for table in tables)), np.int32)
+        for out, table in zip(padded, tables, strict=True):
+            out[: len(table)] = table
+        return RowTables(self._upload(padded), self._upload((starts + lens).astype(np.int32)))
+
+    def _run_paged(self, q: torch.Tensor, kv: LayerKV, plan: ChunkPlan, out: torch.Tensor, lse: torch.Tensor) -> None:
+        assert plan.paged is not None
+        tokens = plan.paged_tokens
+        if isinstance(tokens, slice):
+            self._paged(q[tokens], kv, plan.paged, self._device_plan, out[tokens], out_lse=lse[tokens])
+            return
+        taken = q[tokens]
+        some, some_lse = torch.empty_like(taken), torch.empty_like(lse[tokens])
+        self._paged(taken, kv, plan.paged, self._device_plan, some, out_lse=some_lse)
+        out[tokens] = some
+        lse[tokens] = some_lse
+
+    def _tokens(self, rows: list[int], first: Int64Array) -> slice | torch.Tensor:
+        """The query tokens of `rows`, which are in order."""
+        if rows[-1] - rows[0] == len(rows) - 1:
+            return slice(int(first[rows[0]]), int(first[rows[-1] + 1]))
+        return self._upload(np.concatenate([np.arange(first[r], first[r + 1]) for r in rows]))
+
+    def _upload(self, array: Int32Array | Int64Array) -> torch.Tensor:
+        """A copy on the device, behind what was launched before, without waiting."""
+        host = torch.from_numpy(np.ascontiguousarray(array))
+        if self._device.type != "cuda":
+            return host.clone()
+        return host.pin_memory().to(self._device, non_blocking=True)
 
 
 @dataclass(slots=True)
@@ -150,17 +206,3 @@ def prefix_groups(rows: Sequence[ChunkRow], page_size: int) -> list[PrefixGroup]
         else:
             groups.append(PrefixGroup([r], num_pages))
     return groups
-
-
-def _token_range(rows: list[int], first: np.ndarray, device: torch.device) -> slice | torch.Tensor:
-    if rows[-1] - rows[0] == len(rows) - 1:
-        return slice(int(first[rows[0]]), int(first[rows[-1] + 1]))
-    return _to_device(np.concatenate([np.arange(first[r], first[r + 1]) for r in rows]), device)
-
-
-def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copied behind what was launched before, without waiting."""
-    host = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type != "cuda":
-        return host.clone()
-    return host.pin_memory().to(device, non_blocking=True)

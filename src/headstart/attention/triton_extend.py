@@ -1,9 +1,11 @@
-"""A cached prefix gathered into contiguous keys and values, attended by a dense kernel, merged with the rest.
+"""Pages gathered into contiguous keys and values and attended by a dense kernel of the library.
 
-Every query token sees all of the prefix, so it needs no mask, and the query heads of a KV head become more query rows
-of one head. Both parts come with log-sum-exps. Gathering costs a few percent of the dense kernel's time; it also
-dequantises fp8.
+Every query token sees all of a cached prefix, so that needs no mask, and the query heads of a KV head become more query
+rows of one head. A long row's own keys are attended causally. The parts come with log-sum-exps and are merged. Gathering
+costs a few percent of the dense kernel's time; it also dequantises fp8.
 """
+
+import math
 
 import torch
 import triton
@@ -11,6 +13,9 @@ import triton.language as tl
 
 from headstart.attention.triton_attention import HeadShape, LayerKV
 from headstart.attention.triton_tile import unpack_e4m3
+
+MAX_CUDNN_DIM = 128  # of a head; cuDNN's kernel takes no wider ones here
+_LOG2_E = math.log2(math.e)
 
 
 @triton.jit
@@ -61,7 +66,7 @@ def merge_pair_kernel(
     tl.store(out_ptr + ours[:, None] * D + d, merged.to(out_ptr.dtype.element_ty), mask=ok[:, None])
 
 
-def attend_gathered(
+def attend_prefix(
     heads: HeadShape,
     q: torch.Tensor,
     kv: LayerKV,
@@ -80,13 +85,33 @@ def attend_gathered(
     taken = q[tokens]
     num_tokens = taken.shape[0]
     packed = taken.reshape(num_tokens, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
-    dense, dense_lse = dense_attention(packed, k[None], v[None], heads.sm_scale)
+    dense, dense_lse = dense_attention(packed, k[None], v[None], heads.sm_scale, causal=False)
     listed = isinstance(tokens, torch.Tensor)
     block = 16
     merge_pair_kernel[(triton.cdiv(num_tokens, block), heads.num_q_heads)](
         out, lse, dense, dense_lse, tokens if listed else lse, 0 if listed else tokens.start, num_tokens,
         G=heads.group, KVH=kv_heads, D=dim, BT=block, LISTED=listed,
     )  # fmt: skip
+
+
+def attend_own(
+    heads: HeadShape,
+    q: torch.Tensor,
+    kv: LayerKV,
+    pages: torch.Tensor,
+    tokens: slice,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Attend causally a row's own keys, which begin with the first of `pages`, as many as it has query tokens.
+
+    Sets `out` and `lse` (see `attend_prefix`) of the query tokens `tokens`.
+    """
+    num_tokens = tokens.stop - tokens.start
+    k, v = (gather(kv, part, pages, q.dtype)[None, :, :num_tokens] for part in (0, 1))
+    dense, dense_lse = dense_attention(q[tokens].transpose(0, 1)[None], k, v, heads.sm_scale, causal=True)
+    out[tokens] = dense[0].transpose(0, 1)
+    lse[tokens] = dense_lse[0].transpose(0, 1) * _LOG2_E
 
 
 def gather(kv: LayerKV, part: int, pages: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -104,16 +129,22 @@ def gather(kv: LayerKV, part: int, pages: torch.Tensor, dtype: torch.dtype) -> t
 
 
 def dense_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention without a mask, `[1, heads, n, head_dim]` each. -> contiguous output, natural log-sum-exps fp32."""
+    """Attention of `q` [1, q_heads, n, head_dim] to `k`, `v` [1, kv_heads, m, head_dim]; causal where n = m.
+
+    Returns the output, contiguous, and natural log-sum-exps, fp32 [1, q_heads, n].
+    """
     if not q.is_cuda:
+        k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
         scores = (q.float() @ k.float().transpose(-1, -2)) * sm_scale
+        if causal:
+            scores += torch.full(scores.shape[-2:], float("-inf")).triu(1)
         return (scores.softmax(-1) @ v.float()).to(q.dtype), scores.logsumexp(-1)
-    if q.shape[-1] <= 128:
+    if q.shape[-1] <= MAX_CUDNN_DIM:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            q, k, v, None, True, 0.0, False, False, scale=sm_scale
+            q, k, v, None, True, 0.0, causal, False, scale=sm_scale
         )
     else:
-        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=sm_scale)
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=sm_scale)
     return out.contiguous(), lse.reshape(q.shape[:-1]).contiguous()
