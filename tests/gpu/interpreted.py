@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from headstart.attention.chunk_attention import DenseRules
+from headstart.attention.triton_extend import PieceSizes, cut
 from tests.gpu.paged import NO_SHARING, Spec, Tree, assert_close, lay_out, run_chunks
 
 FP8 = torch.float8_e4m3fn
@@ -68,13 +69,21 @@ def test_a_chunk_and_a_decode_row_on_one_prefix():
 @pytest.mark.parametrize("spec", [HALF, replace(EIGHT_BIT, group=2)], ids=["fp16", "fp8"])
 def test_chunks_with_their_prefixes_and_own_keys_gathered_and_not(spec):
     page = spec.page
-    tree = Tree([(-1, 2), (-1, 1)], [(0, 20), (1, 5), (0, 9), (-1, 3), (-1, 25)])
+    tree = Tree([(-1, 4), (-1, 1)], [(0, 20), (1, 5), (0, 9), (-1, 3), (-1, 25)])
     batch = lay_out(spec, tree, q_lens=[20, 5, 4, 3, 25])
+    sizes = PieceSizes(keys=(3 * page, page), queries=(16, 8), own_step=24)
     for rules in (
-        DenseRules(9, 2 * page, own_new=20),
-        DenseRules(1, page, own_new=1),
-        DenseRules(1, page, own_new=99),
-        DenseRules(99, 99, own_new=20),
-        DenseRules(99, 99, own_new=99),
+        DenseRules(9, 4 * page, own_new=20, sizes=sizes),
+        DenseRules(1, page, own_new=1, sizes=sizes),
+        DenseRules(1, page, own_new=99, sizes=sizes),
+        DenseRules(1, page, own_new=99, sizes=replace(sizes, keys=(3 * page,))),
+        DenseRules(99, 99, own_new=20, sizes=sizes),
+        DenseRules(99, 99, own_new=99, sizes=sizes),
     ):
         assert_close(batch, run_chunks(batch, rules))
+
+
+def test_cutting_into_few_sizes():
+    assert list(cut(4500, (2048, 512))) == [(2048, 2048), (2048, 2048), (512, 404)]
+    assert list(cut(10_240, (8192, 2048))) == [(8192, 8192), (2048, 2048)]
+    assert list(cut(0, (8,))) == []

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from headstart.attention.chunk_attention import DenseRules
+from headstart.attention.triton_extend import PieceSizes
 from tests.gpu.paged import Spec, Tree, assert_close, lay_out, run_chunks
 
 BF16 = torch.bfloat16
@@ -39,9 +40,10 @@ def test_gathering_prefixes_that_rows_share_and_own_keys(dtype, group, head_dim)
     spec = Spec(group=group, head_dim=head_dim, dtype=dtype)
     tree = Tree([(-1, 9), (-1, 6)], [(0, 200), (1, 80), (0, 90), (0, 64), (-1, 33)])
     batch = lay_out(spec, tree, q_lens=[200, 80, 80, 30, 33])
+    sizes = PieceSizes(keys=(4 * spec.page, spec.page), queries=(128, 64), own_step=64)
     for own_new in (30, 100, 1000):
-        assert_close(batch, run_chunks(batch, DenseRules(1, 1, own_new)))
-        assert_close(batch, run_chunks(batch, DenseRules(10_000, 1, own_new)))
+        assert_close(batch, run_chunks(batch, DenseRules(1, 1, own_new, sizes)))
+        assert_close(batch, run_chunks(batch, DenseRules(10_000, 1, own_new, sizes)))
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])

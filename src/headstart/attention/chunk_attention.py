@@ -27,7 +27,14 @@ from headstart.attention.triton_attention import (
     extend_tile,
     extend_tiling,
 )
-from headstart.attention.triton_extend import MAX_CUDNN_DIM, attend_own, attend_prefix
+from headstart.attention.triton_extend import (
+    MAX_CUDNN_DIM,
+    Attended,
+    PieceSizes,
+    attend_own,
+    attend_prefix,
+    dense_attention,
+)
 from headstart.core.arrays import Int32Array
 from headstart.core.layout import pages_for
 
@@ -41,13 +48,17 @@ class ChunkRow:
     num_new: int
 
 
+_SIZES = PieceSizes(keys=(8192, 2048), queries=(2048, 512), own_step=1024)
+
+
 @dataclass(frozen=True, slots=True)
 class DenseRules:
-    """From how many tokens on dense kernels over gathered keys are used."""
+    """From how many tokens on dense kernels over gathered keys are used, and the sizes that they are given."""
 
     prefix_new: int  # query tokens on a prefix
     prefix_cached: int  # tokens of the prefix
     own_new: int  # query tokens of a row
+    sizes: PieceSizes = _SIZES
 
 
 def measured_rules(fp8: bool) -> DenseRules:
@@ -102,7 +113,10 @@ class ChunkAttention:
     def plan(self, rows: Sequence[ChunkRow]) -> ChunkPlan:
         """Upload the plan of a step; it holds until the next. Raises ValueError if it exceeds the bounds."""
         first = np.concatenate(([0], np.array([row.num_new for row in rows]).cumsum()))
-        groups = [group for group in prefix_groups(rows, self._page_size) if self._prefix_pays(rows, group)]
+        groups = prefix_groups(rows, self._page_size)
+        for group in groups:
+            group.num_pages -= group.num_pages % (self._rules.sizes.keys[-1] // self._page_size)
+        groups = [group for group in groups if self._prefix_pays(rows, group)]
         skip = np.zeros(len(rows), np.int64)
         for group in groups:
             skip[group.rows] = group.num_pages
@@ -126,15 +140,36 @@ class ChunkAttention:
 
     def __call__(self, q: torch.Tensor, kv: LayerKV, plan: ChunkPlan, out: torch.Tensor) -> torch.Tensor:
         """`q`, `out` [query tokens, q_heads, head_dim], tokens row by row; a token of `q` is contiguous, `out` is whole."""
-        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        step = Attended(q, out, torch.empty(q.shape[:2], dtype=torch.float32, device=q.device))
         if plan.paged is not None:
-            self._run_paged(q, kv, plan, out, lse)
+            self._run_paged(kv, plan.paged, plan.paged_tokens, step)
         for part in plan.own:
             assert isinstance(part.tokens, slice)
-            attend_own(self._heads, q, kv, part.pages, part.tokens, out, lse)
+            attend_own(self._heads, kv, step, part.pages, part.tokens, self._rules.sizes)
         for part in plan.prefixes:
-            attend_prefix(self._heads, q, kv, part.pages, part.tokens, out, lse)
+            attend_prefix(self._heads, kv, step, part.pages, part.tokens, self._rules.sizes)
         return out
+
+    def warm_up(self, dtype: torch.dtype, max_own: int) -> None:
+        """Have the library prepare every shape that dense kernels meet, own keys up to `max_own` query tokens.
+
+        It remembers them for the calling thread alone: call this on the one that will run steps.
+        """
+        sizes, heads = self._rules.sizes, self._heads
+
+        def empty(num_heads: int, tokens: int) -> torch.Tensor:
+            return torch.zeros(1, num_heads, tokens, heads.head_dim, dtype=dtype, device=self._device)
+
+        for keys in sizes.keys:
+            k = empty(heads.num_kv_heads, keys)
+            for queries in sizes.queries:
+                packed = empty(heads.num_kv_heads, queries * heads.group)
+                dense_attention(packed, k, k, heads.sm_scale, causal=False)
+        if heads.head_dim <= MAX_CUDNN_DIM:
+            for own in range(sizes.own_step, max_own + sizes.own_step, sizes.own_step):
+                q = empty(1, own * heads.num_q_heads).view(own, heads.num_q_heads, -1).transpose(0, 1)[None]
+                k = empty(heads.num_kv_heads, own)
+                dense_attention(q, k, k, heads.sm_scale, causal=True)
 
     def _prefix_pays(self, rows: Sequence[ChunkRow], group: "PrefixGroup") -> bool:
         num_new = sum(rows[r].num_new for r in group.rows)
@@ -156,17 +191,12 @@ class ChunkAttention:
             out[: len(table)] = table
         return RowTables(self._upload(padded), self._upload((starts + lens).astype(np.int32)))
 
-    def _run_paged(self, q: torch.Tensor, kv: LayerKV, plan: ChunkPlan, out: torch.Tensor, lse: torch.Tensor) -> None:
-        assert plan.paged is not None
-        tokens = plan.paged_tokens
-        if isinstance(tokens, slice):
-            self._paged(q[tokens], kv, plan.paged, self._device_plan, out[tokens], out_lse=lse[tokens])
-            return
-        taken = q[tokens]
-        some, some_lse = torch.empty_like(taken), torch.empty_like(lse[tokens])
-        self._paged(taken, kv, plan.paged, self._device_plan, some, out_lse=some_lse)
-        out[tokens] = some
-        lse[tokens] = some_lse
+    def _run_paged(self, kv: LayerKV, rows: RowTables, tokens: slice | torch.Tensor, step: Attended) -> None:
+        q, out, lse = step.q[tokens], step.out[tokens], step.lse[tokens]
+        self._paged(q, kv, rows, self._device_plan, out, out_lse=lse)
+        if isinstance(tokens, torch.Tensor):  # those were copies
+            step.out[tokens] = out
+            step.lse[tokens] = lse
 
     def _tokens(self, rows: list[int], first: Int64Array) -> slice | torch.Tensor:
         """The query tokens of `rows`, which are in order."""
