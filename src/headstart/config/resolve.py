@@ -8,6 +8,7 @@ from headstart.core.layout import page_floor, pages_for
 
 CHUNK_S = 0.4  # a chunk of --chunked-prefill-size auto aims at this many seconds; half a second is the bound
 CHUNK_RANGE = {"cpu": (32, 2048), "cuda": (512, 16384)}
+MOST_GRAPH_ROWS = 256
 CPU_POOL_CONTEXTS = 4
 CPU_POOL_MIN_TOKENS = 32_768
 
@@ -68,6 +69,14 @@ class StepPlan:
     """Tokens of short deltas a decode step may compute."""
     num_reserved_decode_tokens: int
     """Growth set aside for each admitted request, in tokens."""
+
+
+def resolve_graph_rows(step: StepSettings, max_running_requests: int, device: str) -> int:
+    """Decode rows of the largest captured step; 0 where there are no graphs."""
+    if device == "cpu":
+        return 0
+    wanted = step.cuda_graph_max_bs
+    return min(max_running_requests, MOST_GRAPH_ROWS) if wanted == "auto" else wanted
 
 
 def threads_for(num_cores: int, num_compute_workers: int) -> int:

@@ -28,7 +28,7 @@ class ModelSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations. auto: the fastest on this processor. All workers must agree."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where a worker computes. Steps on a GPU are not built: auto is the CPU, cuda is refused."""
+    """Where a worker computes. auto: a GPU if this machine has one."""
     tp_size: int = 1
     """GPUs that share one worker's tensors. Only 1 is built."""
 
@@ -51,8 +51,9 @@ class CacheSettings:
 
     page_size: int | Auto = "auto"
     """Tokens of one KV page. auto: 16 on a CPU, 64 on a GPU. Prefill and decode workers must agree."""
-    kv_cache_dtype: str = "auto"
-    """Type of stored KV. Only auto (the model's type) is built. Prefill and decode workers must agree."""
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3"] = "auto"
+    """Type of stored KV. auto: that of activations. fp8_e4m3 needs a GPU; its scales are the checkpoint's, or 1. Prefill
+    and decode workers must agree."""
     max_total_tokens: int | Auto = "auto"
     """Tokens the pool holds, rounded down to whole pages. auto: what --mem-fraction-static allows."""
     mem_fraction_static: float | Auto = "auto"
@@ -109,8 +110,9 @@ class StepSettings:
     CPU, 256 on a GPU. 0: never."""
     stream_interval: int = 1
     """Tokens per streamed message. Only 1 is built."""
-    cuda_graph_max_bs: int = 0
-    """Largest batch captured as a CUDA graph. Only 0 (none) is built."""
+    cuda_graph_max_bs: int | Auto = "auto"
+    """Most decode rows of a step that is captured as a CUDA graph; larger steps cost the host more. 0: none is captured.
+    auto: --max-running-requests, at most 256."""
     watchdog_timeout: float = 300.0
     """Seconds a worker's loop may be stuck before the process ends itself."""
     drain_timeout: float = 30.0
@@ -295,21 +297,13 @@ def conflicts(settings: WorkerSettings) -> list[str]:
     """Every combination that is not built or makes no sense, one sentence each, naming the settings involved."""
     model, cache, step = settings.model, settings.cache, settings.step
     found = []
-    if model.device == "cuda":
-        found.append("--device cuda: steps on a GPU are not built; only auto and cpu work.")
     if model.tp_size > 1:
         found.append(f"--tp-size {model.tp_size} with --device {model.device}: only --tp-size 1 is built.")
-    if cache.kv_cache_dtype != "auto":
-        found.append(
-            f"--kv-cache-dtype {cache.kv_cache_dtype} with --dtype {model.dtype}: KV is stored in the model's type; "
-            "only --kv-cache-dtype auto is built."
-        )
+    found += _of_devices(model, cache, step)
     if cache.disable_radix_cache and cache.disaggregation_decode_enable_radix_cache:
         found.append("--disable-radix-cache and --disaggregation-decode-enable-radix-cache contradict each other.")
     if step.stream_interval != 1:
         found.append(f"--stream-interval {step.stream_interval}: only 1 is built.")
-    if step.cuda_graph_max_bs:
-        found.append(f"--cuda-graph-max-bs {step.cuda_graph_max_bs}: CUDA graphs are not built; only 0 works.")
     if cache.max_total_tokens != "auto" and cache.page_size != "auto" and cache.max_total_tokens < cache.page_size * 2:
         found.append(
             f"--max-total-tokens {cache.max_total_tokens} with --page-size {cache.page_size}: fewer than two pages."
@@ -328,6 +322,24 @@ def conflicts(settings: WorkerSettings) -> list[str]:
             f"--disaggregation-transfer-backend {settings.transfer.disaggregation_transfer_backend}: not built; the "
             "backend chooses its devices."
         )
+    return found
+
+
+def _of_devices(model: ModelSettings, cache: CacheSettings, step: StepSettings) -> list[str]:
+    """Conflicts of what only one kind of device can do."""
+    found = []
+    if model.device == "cpu" and cache.kv_cache_dtype == "fp8_e4m3":
+        found.append("--kv-cache-dtype fp8_e4m3 with --device cpu: needs a GPU.")
+    if model.device == "cpu" and step.cuda_graph_max_bs not in ("auto", 0):
+        found.append(f"--cuda-graph-max-bs {step.cuda_graph_max_bs} with --device cpu: there are no CUDA graphs.")
+    if model.device == "cuda" and cache.kv_cache_dtype in ("float32", "float16"):
+        found.append(
+            f"--kv-cache-dtype {cache.kv_cache_dtype} with --device cuda: only bfloat16 and fp8_e4m3 are built."
+        )
+    if model.device == "cuda" and model.dtype in ("float32", "float16"):
+        found.append(f"--dtype {model.dtype} with --device cuda: only bfloat16 is built.")
+    if model.device == "cuda" and cache.page_size not in ("auto", 16, 32, 64, 128):
+        found.append(f"--page-size {cache.page_size} with --device cuda: only 16, 32, 64 and 128 are built.")
     return found
 
 

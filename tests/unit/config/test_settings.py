@@ -40,7 +40,26 @@ def test_defaults_have_no_conflicts() -> None:
     ("settings", "names"),
     [
         (WorkerSettings(model=ModelSettings(tp_size=2)), ["--tp-size", "--device"]),
-        (WorkerSettings(cache=CacheSettings(kv_cache_dtype="fp8_e4m3")), ["--kv-cache-dtype", "--dtype"]),
+        (
+            WorkerSettings(model=ModelSettings(device="cpu"), cache=CacheSettings(kv_cache_dtype="fp8_e4m3")),
+            ["--kv-cache-dtype fp8_e4m3", "--device cpu"],
+        ),
+        (
+            WorkerSettings(model=ModelSettings(device="cuda"), cache=CacheSettings(kv_cache_dtype="float32")),
+            ["--kv-cache-dtype float32", "--device cuda"],
+        ),
+        (
+            WorkerSettings(model=ModelSettings(device="cuda", dtype="float16")),
+            ["--dtype float16", "--device cuda"],
+        ),
+        (
+            WorkerSettings(model=ModelSettings(device="cuda"), cache=CacheSettings(page_size=24)),
+            ["--page-size 24", "--device cuda"],
+        ),
+        (
+            WorkerSettings(model=ModelSettings(device="cpu"), step=StepSettings(cuda_graph_max_bs=8)),
+            ["--cuda-graph-max-bs 8", "--device cpu"],
+        ),
         (
             WorkerSettings(
                 cache=CacheSettings(disable_radix_cache=True, disaggregation_decode_enable_radix_cache=True)
@@ -59,7 +78,6 @@ def test_defaults_have_no_conflicts() -> None:
             WorkerSettings(transfer=TransferSettings(disaggregation_ib_device="mlx5_0")),
             ["--disaggregation-ib-device", "--disaggregation-transfer-backend"],
         ),
-        (WorkerSettings(model=ModelSettings(device="cuda")), ["--device cuda"]),
         (
             WorkerSettings(transfer=TransferSettings(disaggregation_transfer_backend="mooncake")),
             ["--disaggregation-transfer-backend mooncake: only nixl is built"],
@@ -76,8 +94,8 @@ def test_a_combination_that_is_not_built_is_refused_naming_both_settings(
 
 def test_all_conflicts_come_in_one_message() -> None:
     settings = WorkerSettings(
-        model=ModelSettings(tp_size=4),
-        cache=CacheSettings(kv_cache_dtype="int8"),
+        model=ModelSettings(tp_size=4, device="cpu"),
+        cache=CacheSettings(kv_cache_dtype="fp8_e4m3"),
         step=StepSettings(stream_interval=8),
     )
     with pytest.raises(ConfigError, match=r"(?s)--tp-size.*--kv-cache-dtype.*--stream-interval"):
