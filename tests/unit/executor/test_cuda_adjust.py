@@ -51,6 +51,17 @@ def test_floors_leave_what_the_cpu_sampler_leaves(seed: int) -> None:
         assert np.array_equal((row >= floor) & np.isfinite(row), weights > 0)
 
 
+def test_floors_of_small_top_k_need_no_whole_sort() -> None:
+    rng = np.random.default_rng(5)
+    rows = torch.from_numpy(rng.normal(0, 1, (6, 5000)).astype(np.float32)).bfloat16().float()
+    rows[5] = 1.0  # all tied
+    top_k = column([1, 20, 20, 50, 400, 30], torch.int64)
+    truncation = Truncation(
+        column([0.7] * 6), top_k, column([1.0, 1.0, 0.8, 0.5, 0.9, 0.6]), column([0, 0, 0.1, 0, 0.02, 0])
+    )
+    assert torch.equal(truncation.floors(rows, most=400), truncation.floors(rows))
+
+
 class Counting:
     """A penalised row from step to step."""
 

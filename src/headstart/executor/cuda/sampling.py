@@ -110,7 +110,8 @@ class BatchSampler:
         temperature, top_p, min_p = to_device(numbers.T[..., None], self._device)
         top_k = to_device(np.array([[params[i].top_k] for i in cut], np.int64), self._device)
         floors = torch.full((len(positions),), -torch.inf, device=self._device)
-        found = Truncation(temperature, top_k, top_p, min_p).floors(adjusted.index_select(0, rows))
+        most = max(params[i].top_k for i in cut) if all(params[i].top_k for i in cut) else None
+        found = Truncation(temperature, top_k, top_p, min_p).floors(adjusted.index_select(0, rows), most)
         return floors.index_copy_(0, rows, found)
 
     def _logprobs(
