@@ -198,7 +198,7 @@ def _eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(), object_hook=_special_float)
     except OSError as error:
         raise WorkerError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
@@ -206,6 +206,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise WorkerError(f"{path} does not hold a JSON object")
     return content
+
+
+def _special_float(value: dict[str, Any]) -> Any:
+    """The library writes numbers that JSON lacks as {"__float__": "Infinity"}."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

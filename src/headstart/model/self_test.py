@@ -267,4 +267,4 @@ def _named(error: Exception) -> str:
 
 def _refused(model: PreTrainedModel, facts: str) -> ModelRefused:
     kind = getattr(model.config, "model_type", "unknown")
-    return ModelRefused(f"model type {kind!r} fails the self-test and would answer wrongly: {facts}")
+    return ModelRefused(f"model type {kind!r} fails the self-test at start: {facts}")
