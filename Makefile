@@ -25,16 +25,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Spinning OpenMP threads of two processes on few cores slow each other down by two orders of magnitude.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup
-TEST_DIRS := tests/unit tests/models tests/contract tests/integration
-C_COMPILER := $(shell command -v gcc || command -v cc)
-COMPILED := $(CURDIR)/build/compiled
-COMPILED_STAMP := $(COMPILED)/.built
-COMPILED_TEST_DIRS := $(addprefix tests/unit/,kv scheduler gateway lifecycle chaos sim plan observe) tests/contract
+TEST_DIRS := tests/unit tests/models tests/contract tests/chaos tests/integration
 CONTROL_PLANE := $(wildcard $(addprefix src/headstart/,core wire config kv transfer/contract.py transfer/digest.py \
 	transfer/loopback.py scheduler gateway text observe sim plan))
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-full compiled test-compiled test-gpu check format bench soak chaos fuzz mutations clean
+.PHONY: help install install-dev serve test test-full test-gpu check format bench soak chaos fuzz mutations clean
 
 help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,21 +76,8 @@ format: $(DEV_STAMP)  ## let ruff rewrite what it can
 test: $(DEV_STAMP)  ## everything that must pass before a change goes in (<= 10 minutes on 2 cores)
 	$(PYTEST) -m 'not full and not soak and not gpu' $(TEST_DIRS)
 
-test-full: $(DEV_STAMP) $(if $(C_COMPILER),test-compiled)  ## the long tests, and where there is a C compiler the compiled form's (<= 40 minutes)
+test-full: $(DEV_STAMP)  ## the long tests (<= 10 minutes more)
 	$(PYTEST) -m 'full and not gpu' $(TEST_DIRS)
-
-# --target keeps it out of .venv, where the sources stay what is imported. What an earlier build left would be packed with it.
-$(COMPILED_STAMP): setup.py pyproject.toml $(shell find src/headstart -name '*.py') | $(DEV_STAMP)
-	rm -rf build/lib* build/temp* build/fresh
-	HEADSTART_COMPILE=1 $(PIP) install --quiet --no-build-isolation --no-deps --target build/fresh .
-	rm -rf $(COMPILED) && mv build/fresh $(COMPILED)
-	@touch $@
-
-compiled: $(COMPILED_STAMP)  ## control plane and simulator as machine code, in build/compiled, for PYTHONPATH (3 minutes; needs a C compiler)
-
-test-compiled: $(COMPILED_STAMP)  ## what the compiled form does, and that it is what the sources do
-	PYTHONPATH=$(COMPILED) $(PYTEST) -m 'not full and not soak and not gpu and not interpreted' $(COMPILED_TEST_DIRS)
-	$(PYTEST) tests/compiled
 
 test-gpu: $(DEV_STAMP)  ## tests that need a GPU
 	$(BIN)/python -m pytest -m 'not soak' tests/gpu
@@ -108,7 +91,7 @@ soak: $(DEV_STAMP)  ## a million operations against the state machines, 10,000 s
 	$(PYTEST) -n 0 -m soak $(TEST_DIRS)
 
 chaos: $(DEV_STAMP)  ## seeded faults over simulated clusters (SEEDS=1000 START=0; a failing seed prints its timeline)
-	$(TEST_ENV) $(BIN)/python -m headstart.sim.chaos --seeds $(SEEDS) --start $(START)
+	PYTHONPATH=tests $(TEST_ENV) $(BIN)/python -m chaos --seeds $(SEEDS) --start $(START)
 
 fuzz: $(DEV_STAMP)  ## a minute of bytes chosen by coverage for the wire's decoders (SECONDS=60)
 	$(BIN)/python tests/unit/wire/fuzz_target.py -max_total_time=$(SECONDS)

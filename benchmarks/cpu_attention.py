@@ -48,7 +48,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     rows = build_rows(args.rows, args.prefix)
     num_pages = int(max(row.pages.max() for row in rows)) + 1
-    pool = torch.randn(num_pages, LAYERS, 2, KV_HEADS, PAGE_SIZE, HEAD_DIM)
+    pool = torch.randn(num_pages, KV_HEADS, LAYERS, 2, PAGE_SIZE, HEAD_DIM)
     inputs = [torch.randn(args.rows, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     arms = {
         f"{'grouped' if grouped else 'ungrouped'}, {'copies kept' if copies else 'gathered each step'}": partial(

@@ -1,7 +1,6 @@
 """How fast clusters are simulated: requests per minute of one core, with jumps and without, and how the cost grows.
 
 python benchmarks/simulation_speed.py conversation_div8.jsonl --out bench-out/simulation-speed
-PYTHONPATH=$PWD/build/compiled python benchmarks/simulation_speed.py conversation_div8.jsonl     (after make compiled)
 """
 
 import argparse
@@ -22,7 +21,6 @@ from headstart.bench.trace import TraceRequest, read_trace
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
 from headstart.plan.deployment import deployment_of
 from headstart.plan.options import ClusterOptions, CostOptions, DeploymentOptions, WorkerOptions
-from headstart.sim import world as world_module
 from headstart.sim.garbage import rare_collections
 from headstart.sim.spec import WorldSpec
 from headstart.sim.world import World
@@ -238,15 +236,13 @@ def main() -> None:
     options = parser.parse_args()
     args = options.trace, options.speed, options.workers
     results = [measured(*args, options.requests, True), measured(*args, options.stepping_requests, False)]
-    form = "sources" if Path(world_module.__file__).suffix == ".py" else "compiled"
-    print(f"{form}\n{table(results)}", flush=True)
+    print(table(results), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     over_workers, over_requests = grown(options) if options.growth else ([], [])
     if options.growth:
         draw(over_workers, over_requests, options.out)
     report = {
         "machine": machine_facts(),
-        "form": form,
         "results": [asdict(r) for r in (*results, *over_workers, *over_requests)],
     }
     (options.out / "simulation-speed.json").write_text(json.dumps(report, indent=2))

@@ -7,7 +7,7 @@
 3. Fits the costs as `headstart simulate --calibrate OUT/calibration.json --chunked-prefill-size 256` does, simulates the
    two loads, and prints predicted against measured with the spread of the five runs: (largest - smallest) / mean. The
    loads that were fitted are predicted too, to show how far the model itself is off.
-4. Serves again with --record, plays the first load once, and replays the tapes: every decision must be made again.
+4. Serves again with --record, plays the first load once, and replays the logs: every decision must be made again.
 
 Goals: mean TPOT off by at most 3 % or the spread, mean TTFT by at most 10 % or the spread, decisions identical. About
 17 minutes on 2 cores, 2 with --quick (whose numbers mean little). Keep the machine quiet: a busy one is another machine
@@ -47,7 +47,7 @@ from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptio
 from headstart.plan.simulate import simulated_row
 from headstart.sim.replay import replay
 from headstart.sim.replay_report import report
-from headstart.worker.tape import SUFFIX, read_tape
+from headstart.worker.decision_log import SUFFIX, read_decision_log
 
 POOL_TOKENS, CHUNK, LOCAL = 32_768, 256, 16
 FLAGS = (
@@ -174,13 +174,13 @@ def table(lines: list[Line], is_judged: bool = True) -> str:
 
 
 def replayed(load: Load, seed: int) -> tuple[bool, list[str]]:
-    """Whether every tape of a recorded run gave the same decisions, and a line each."""
-    with tempfile.TemporaryDirectory(prefix="headstart-tapes-") as folder:
+    """Whether every log of a recorded run gave the same decisions, and a line each."""
+    with tempfile.TemporaryDirectory(prefix="headstart-logs-") as folder:
         with running(Deployment("recorded", 1, cache=True, flags=(*FLAGS, "--record", folder))) as server:
             asyncio.run(play(server, [(load, seed)]))
         same, lines = True, []
         for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
-            verdict = replay(*read_tape(path))
+            verdict = replay(*read_decision_log(path))
             same &= verdict.difference is None
             lines.append(f"{path.name.split('.')[0]}: " + "\n  ".join(report(verdict)))
         return same and len(lines) == 3, lines

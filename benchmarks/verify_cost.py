@@ -1,9 +1,9 @@
-"""What seals cost a run that does nothing but move pages: two processes over NIXL, with and without, in one run.
+"""What checksums cost a run that does nothing but move pages: two processes over NIXL, with and without, in one run.
 
     python benchmarks/verify_cost.py [--prompt-tokens N] [--chunk-tokens N] [--rounds N]
 
 A round moves one prompt of the demo model's KV (float16: 30 layers x 2 x 3 heads x 64 dims, 16 tokens a page) in chunks,
-two at a time. The source digests and seals a chunk before it posts it, the target digests it when its notice comes and
+two at a time. The source computes the checksums of a chunk before it posts it, the target digests it when its notice comes and
 compares. Rounds with and without alternate; the ratio is of their medians.
 """
 
@@ -22,7 +22,7 @@ from transfer_rate import open_pool
 
 from headstart.core.arrays import Int32Array, int32_array
 from headstart.core.messages import ChunkNotice, TicketRef, WorkerRef, decode_notice, encode_notice
-from headstart.scheduler.seals import seal
+from headstart.scheduler.checksums import page_checksums
 from headstart.transfer.contract import Completed, Notice
 from headstart.transfer.digest import HostDigests
 
@@ -60,9 +60,9 @@ def serve(size: Size) -> None:
             notice = decode_notice(event.payload) if isinstance(event, Notice) else None
             if notice is None:
                 continue
-            if notice.seals:
+            if notice.checksums:
                 found = digests.digest(int32_array(range(notice.first, notice.first + notice.count)))
-                assert seal(found, tokens, notice.first * PAGE_TOKENS, PAGE_TOKENS) == notice.seals
+                assert page_checksums(found, tokens, notice.first * PAGE_TOKENS, PAGE_TOKENS) == notice.checksums
             num_arrived += notice.count
         if num_arrived == size.num_pages:
             print("all", flush=True)
@@ -85,10 +85,10 @@ class Source:
         began = time.perf_counter()
         handles: set[int] = set()
         for first, pages in self._size.chunks():
-            seals = b""
+            checksums = b""
             if verifies:
-                seals = seal(self._digests.digest(pages), self._tokens, first * PAGE_TOKENS, PAGE_TOKENS)
-            notice = encode_notice(ChunkNotice(SOURCE, TicketRef(1, 0), first, len(pages), 0, seals))
+                checksums = page_checksums(self._digests.digest(pages), self._tokens, first * PAGE_TOKENS, PAGE_TOKENS)
+            notice = encode_notice(ChunkNotice(SOURCE, TicketRef(1, 0), first, len(pages), 0, checksums))
             while len(handles) >= AT_ONCE:
                 self._poll(handles)
             handles.add(self._transport.write("target", pages, pages, notice))
@@ -109,7 +109,7 @@ class Source:
 
 
 def measure(size: Size, num_rounds: int) -> dict[bool, list[float]]:
-    """Seconds of each round, without and with seals."""
+    """Seconds of each round, without and with checksums."""
     arguments = [sys.executable, __file__, "--serve", str(size.num_pages), str(size.chunk_pages)]
     found: dict[bool, list[float]] = {False: [], True: []}
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as target:
@@ -145,12 +145,12 @@ def main() -> None:
         return
     size = Size(arguments.prompt_tokens // PAGE_TOKENS, max(1, arguments.chunk_tokens // PAGE_TOKENS))
     found = measure(size, arguments.rounds)
-    plain_s, sealed_s = median(found[False]), median(found[True])
+    plain_s, checked_s = median(found[False]), median(found[True])
     gigabytes = size.num_pages * PAGE_BYTES / 1e9
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     print(f"{size.num_pages} pages of {PAGE_BYTES} B in chunks of {size.chunk_pages}, {arguments.rounds} rounds each")
-    print(f"without seals {gigabytes / plain_s:6.2f} GB/s, with seals {gigabytes / sealed_s:6.2f} GB/s")
-    print(f"cost of a run that only moves pages: {sealed_s / plain_s - 1:.1%}")
+    print(f"without checksums {gigabytes / plain_s:6.2f} GB/s, with checksums {gigabytes / checked_s:6.2f} GB/s")
+    print(f"cost of a run that only moves pages: {checked_s / plain_s - 1:.1%}")
     both_s = 2 * digest_s(size.num_pages) / PAGE_TOKENS
     print(f"both digests: {1e6 * both_s:.1f} us a token, 2 % of a prefill of {0.02 / both_s:,.0f} tokens/s")
 

@@ -211,7 +211,7 @@ class Scene:
         return cls(
             work,
             device,
-            random_pool((num_pages, work.layers, 2, work.kv_heads, work.page, work.head_dim), work.fp8, device),
+            random_pool((num_pages, work.kv_heads, work.layers, 2, work.page, work.head_dim), work.fp8, device),
             (torch.full((work.kv_heads,), 0.7, device=device), torch.full((work.kv_heads,), 1.3, device=device)),
             tables,
             kv_lens,

@@ -68,7 +68,7 @@ class DecodeStep:
     ) -> torch.Tensor:
         for part, new in enumerate((key, value)):
             stored = new.float() / self.scene.scales[part][:, None]
-            places = self.scene.pool[:, layer, part].view(torch.uint8)
+            places = self.scene.pool[:, :, layer, part].view(torch.uint8)
             places[self.pages, :, self.slots] = stored.to(self.scene.pool.dtype).view(torch.uint8)
         return self.attention(query.contiguous(), layer)
 

@@ -22,7 +22,7 @@ def main() -> None:
     for work in works:
         scene = Scene.lay_out(work, card.device)
         # Each layer as a pool of its own: the same pages, but nothing of other layers between them.
-        apart = [replace(scene, work=replace(work, layers=1), pool=scene.pool[:, i : i + 1].contiguous())
+        apart = [replace(scene, work=replace(work, layers=1), pool=scene.pool[:, :, i : i + 1].contiguous())
                  for i in range(work.layers)]  # fmt: skip
         tile = decode_tile(work.heads, work.fp8)
         tiling = tiling_for(card, work, tile)
@@ -32,7 +32,7 @@ def main() -> None:
             for single in singles:
                 single()
 
-        strided = [replace(one, pool=scene.pool[:, i : i + 1]) for i, one in enumerate(apart)]
+        strided = [replace(one, pool=scene.pool[:, :, i : i + 1]) for i, one in enumerate(apart)]
         views = [one.decode(card, tile, tiling) for one in strided]
 
         def all_views(views=views):

@@ -1,5 +1,6 @@
 """The `headstart` command. Every subcommand is a dataclass with `run`; heavy imports happen inside `run` only."""
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from headstart.bench.options import Options
 from headstart.config.errors import ConfigError
 from headstart.config.settings import GatewaySettings, WorkerSettings, refuse_conflicts
 from headstart.core.errors import WorkerError
+from headstart.launch.topology import Wanted, WorkerCount, detect_machine, resolve_topology
 from headstart.plan.options import PlanOptions, SimulateOptions
 from headstart.worker.exits import Exit
 from headstart.worker.spec import LogSpec, Role, WorkerSpec
@@ -45,24 +47,27 @@ class Serve:
 
     model: tyro.conf.Positional[str] = DEMO
     """Folder in Hugging Face's layout, a GGUF file, or the packaged demo model."""
-    prefill: int = 1
-    """Prefill workers. 0: decode workers compute prompts themselves."""
-    decode: int = 1
-    """Decode workers."""
+    prefill: WorkerCount = "auto"
+    """Prefill workers. 0: decode workers compute prompts themselves. auto: 1, but 0 on a machine with one GPU."""
+    decode: WorkerCount = "auto"
+    """Decode workers. auto: 1 on a CPU; every GPU that is not for prefill."""
+    gpus: str = ""
+    """GPUs to use, comma separated, as CUDA_VISIBLE_DEVICES names them. Empty: all."""
+    share_gpu: bool = False
+    """Let several workers share a card; each takes its part of --mem-fraction-static."""
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def run(self) -> int:
         from headstart.config.secret_files import with_keys_of_files
-        from headstart.worker.serve import ServePlan, serve
+        from headstart.launch.serve import ServePlan, serve
 
-        if self.prefill < 0 or self.decode < 1:
-            raise ConfigError(f"--prefill {self.prefill} --decode {self.decode}: at least one decode worker is needed")
+        wanted = Wanted(self.prefill, self.decode, self.worker.model.device, self.gpus, self.share_gpu)
+        topology = resolve_topology(wanted, detect_machine(os.environ))
         refuse_conflicts(self.worker)
         gateway = with_keys_of_files(self.gateway)
-        plan = ServePlan(self.model, gateway, self.worker, self.prefill, self.decode, self.log.spec)
-        return serve(plan)
+        return serve(ServePlan(self.model, gateway, self.worker, topology, self.log.spec))
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,8 @@ class Gateway:
 
     def run(self) -> int:
         from headstart.config.secret_files import with_keys_of_files
+        from headstart.launch.serve import check_control_is_guarded, check_ports, prepare_model
         from headstart.worker.gateway_process import run_gateway_process
-        from headstart.worker.serve import check_control_is_guarded, check_ports, prepare_model
         from headstart.worker.spec import GatewaySpec, served_name
 
         refuse_conflicts(self.worker)
@@ -139,7 +144,7 @@ class Doctor:
     worker: WorkerSettings = field(default_factory=WorkerSettings)
 
     def run(self) -> int:
-        from headstart.worker.doctor import examine
+        from headstart.launch.doctor import examine
 
         return examine(self.model, self.worker)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from headstart.attention.chunk_attention import ChunkAttention, ChunkRow, DenseRules
 from headstart.attention.device_plan import DevicePlan
 from headstart.attention.plan import Plan, Tiling, build_plan
 from headstart.attention.triton_attention import (
@@ -137,6 +138,20 @@ class Batch:
         )
 
 
+def run_chunks(batch: Batch, rules: DenseRules | None = None) -> torch.Tensor:
+    """Output of `ChunkAttention`."""
+    spec = batch.spec
+    partials = Partials.empty(spec.heads, 4 * batch.num_tokens + 64, spec.device)
+    partials.out.fill_(float("nan"))
+    chunks = ChunkAttention(spec.heads, batch.kv, partials, num_sms(spec.device), batch.num_tokens, rules)
+    rows = [
+        ChunkRow(table, start, q_len)
+        for table, start, q_len in zip(batch.tables, batch.starts.tolist(), batch.q_lens.tolist(), strict=True)
+    ]
+    out = torch.full_like(batch.q, float("nan"))
+    return chunks(batch.q, batch.kv, chunks.plan(rows), out)
+
+
 def num_sms(device: str) -> int:
     return torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 2
 
@@ -167,7 +182,7 @@ def lay_out(spec: Spec, tree: Tree, q_lens: list[int] | None = None, seed: int =
 
 
 def poisoned_pool(spec: Spec, num_pages: int) -> torch.Tensor:
-    shape = (num_pages, 2, 2, spec.kv_heads, spec.page, spec.head_dim)
+    shape = (num_pages, spec.kv_heads, 2, 2, spec.page, spec.head_dim)
     if spec.fp8:
         return torch.full(shape, 0x7F, dtype=torch.uint8, device=spec.device).view(spec.dtype)
     return torch.full(shape, float("nan"), dtype=spec.dtype, device=spec.device)
@@ -175,13 +190,13 @@ def poisoned_pool(spec: Spec, num_pages: int) -> torch.Tensor:
 
 def fill(spec: Spec, pool: torch.Tensor, table: np.ndarray, kv_len: int) -> None:
     """Random KV for the tokens of a row that have none yet."""
-    layer = pool[:, 1]
+    layer = pool[:, :, 1]
     bits = layer.view(torch.uint8) if spec.fp8 else layer
     for i, page in enumerate(table.tolist()):
         used = min(spec.page, kv_len - i * spec.page)
         first = bits[page, 0, 0, 0, 0]
         if used > 0 and bool((first == 0x7F) if spec.fp8 else torch.isnan(first)):
-            values = torch.randn(2, spec.kv_heads, used, spec.head_dim, device=spec.device).to(spec.dtype)
+            values = torch.randn(spec.kv_heads, 2, used, spec.head_dim, device=spec.device).to(spec.dtype)
             bits[page, :, :, :used] = values.view(bits.dtype)
 
 
@@ -211,7 +226,7 @@ def reference_lse(batch: Batch) -> torch.Tensor:
 
 def stored(batch: Batch, part: int, table: np.ndarray, kv_len: int) -> torch.Tensor:
     """[q_heads, kv_len, head_dim] float64 keys or values of a row."""
-    pages = batch.pool[:, 1, part][torch.from_numpy(table.astype(np.int64)).to(batch.spec.device)]
+    pages = batch.pool[:, :, 1, part][torch.from_numpy(table.astype(np.int64)).to(batch.spec.device)]
     values = pages.to(torch.float32).double().transpose(0, 1).flatten(1, 2)[:, :kv_len]
     if batch.spec.fp8:
         values = values * batch.scales[part].double()[:, None, None]

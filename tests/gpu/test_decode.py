@@ -140,7 +140,7 @@ def test_queries_of_any_size_over_fp8_keys(rows):
 
 def with_scores(batch: Batch, change) -> Batch:
     """The batch with its keys edited in place, where they are not poison."""
-    keys = batch.pool[:, 1, 0]
+    keys = batch.pool[:, :, 1, 0]
     change(keys, ~torch.isnan(keys.float()))
     return batch
 
@@ -166,7 +166,7 @@ def test_equal_scores_average_the_values():
 @pytest.mark.parametrize("shared", [True, False], ids=["shared part", "private part"])
 def test_one_key_that_takes_all_weight(shared):
     batch = lay_out(Spec(group=1), Tree([(-1, 3)], [(0, 70)] * 5))
-    keys = batch.pool[:, 1, 0]
+    keys = batch.pool[:, :, 1, 0]
     for row, table in enumerate(batch.tables):
         page = int(table[1 if shared else 3])
         if row == 0 or not shared:
@@ -174,13 +174,13 @@ def test_one_key_that_takes_all_weight(shared):
     batch.q[:] = batch.q[0]
     out = batch.run()
     assert_close(batch, out)
-    value = batch.pool[int(batch.tables[0][1 if shared else 3]), 1, 1, :, 10]
+    value = batch.pool[int(batch.tables[0][1 if shared else 3]), :, 1, 1, 10]
     torch.testing.assert_close(out[0].float(), value.float(), rtol=2e-2, atol=2e-2)
 
 
 def test_constant_values_come_out_unchanged():
     batch = lay_out(Spec(), TWO_GROUPS)
-    values = batch.pool[:, 1, 1]
+    values = batch.pool[:, :, 1, 1]
     values[~torch.isnan(values)] = 0.75
     assert (batch.run() == 0.75).all()
 
@@ -202,7 +202,7 @@ def test_one_tensor_per_layer_and_a_view_of_the_pool_give_the_same_bits():
     batch = lay_out(Spec(), TWO_GROUPS)
     alone = Batch(
         batch.spec,
-        torch.stack([batch.pool[:, 1], batch.pool[:, 1]], dim=1).contiguous(),
+        torch.stack([batch.pool[:, :, 1], batch.pool[:, :, 1]], dim=2).contiguous(),
         batch.scales, batch.tables, batch.starts, batch.q_lens, batch.q,
     )  # fmt: skip
     assert torch.equal(alone.run(), batch.run())

@@ -133,9 +133,7 @@ class Cluster:
 
     @property
     def page_bytes(self) -> int:
-        kv = self.workers("decode")[0]["kv"]
-        dtype_bytes = 4 if kv["kv_dtype"] == "float32" else 2
-        return int(kv["num_layers"] * 2 * kv["num_kv_heads"] * kv["page_size"] * kv["head_dim"] * dtype_bytes)
+        return int(self.workers("decode")[0]["kv"]["page_bytes"])
 
     def settled(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The cluster's state once every living worker has reported a load from after this call."""

@@ -1,4 +1,4 @@
-"""What a real cluster decided under load, decided again from its tapes."""
+"""What a real cluster decided under load, decided again from its logs."""
 
 import stat
 from collections.abc import Callable
@@ -8,8 +8,11 @@ from random import Random
 
 from cluster import DEMO, TINY_FLAGS, Cluster, until
 
+from headstart.core.messages import Message
+from headstart.scheduler.protocol import Scheduler
 from headstart.sim.replay import Verdict, replay
-from headstart.worker.tape import Call, Received, message_in, read_tape
+from headstart.worker.call_codec import codecs_of
+from headstart.worker.decision_log import read_decision_log
 
 
 def converse(cluster: Cluster, seed: int) -> None:
@@ -34,22 +37,21 @@ def stop_at_text(cluster: Cluster) -> None:
 
 
 def recorded(folder: Path, load: Callable[[Cluster], None]) -> dict[str, Path]:
-    """Run a cluster under `load`; its tapes by the first part of their names."""
+    """Run a cluster under `load`; its logs by the first part of their names."""
     folder.mkdir()
-    tapes = folder / "tapes"
-    cluster = Cluster(folder, *TINY_FLAGS, "--local-prefill-tokens", "16", "--record", str(tapes))
+    logs = folder / "logs"
+    cluster = Cluster(folder, *TINY_FLAGS, "--local-prefill-tokens", "16", "--record", str(logs))
     try:
         cluster.wait_until_ready()
         load(cluster)
         cluster.wait_until_free()
     finally:
         cluster.stop()
-    return {path.name.split(".")[0]: path for path in tapes.iterdir()}
+    return {path.name.split(".")[0]: path for path in logs.iterdir()}
 
 
-def verdict(path: Path, change: Callable[[Call], Call] = lambda call: call) -> Verdict:
-    head, calls = read_tape(path)
-    return replay(head, map(change, calls))
+def verdict(path: Path) -> Verdict:
+    return replay(*read_decision_log(path))
 
 
 def test_a_recorded_run_decides_the_same_again(tmp_path: Path) -> None:
@@ -61,16 +63,17 @@ def test_a_recorded_run_decides_the_same_again(tmp_path: Path) -> None:
         stop_at_text(cluster)
         until(lambda: not cluster.state()["unfinished"], "the end of what the client left")
 
-    tapes = recorded(tmp_path / "run", load)
-    assert tapes.keys() == {"gateway", "decode-0", "prefill-0"}
-    for path in tapes.values():
+    logs = recorded(tmp_path / "run", load)
+    assert logs.keys() == {"gateway", "decode-0", "prefill-0"}
+    for path in logs.values():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         found = verdict(path)
         assert found.difference is None
         assert found.num_decisions > 100
-    kinds = {type(message_in(call.input.frame)).__name__ for call in received(tapes["decode-0"])}
+    kinds = {type(message).__name__ for message in received(logs["decode-0"])}
     assert {"Submit", "Cancel", "Welcome", "PrefillDone"} <= kinds
 
 
-def received(path: Path) -> list[Call]:
-    return [call for call in read_tape(path)[1] if isinstance(call.input, Received)]
+def received(path: Path) -> list[Message]:
+    arguments = codecs_of(Scheduler)["handle"].arguments
+    return [arguments.decode(call.arguments)[1] for call in read_decision_log(path)[1] if call.method == "handle"]

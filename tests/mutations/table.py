@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-SIM = "tests/unit/chaos/test_fence.py"
-CHAOS = "tests/unit/chaos/test_chaos.py::test_100_seeds[0]"
+SIM = "tests/chaos/test_fence.py"
+CHAOS = "tests/chaos/test_chaos.py::test_100_seeds[0]"
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ MUTATIONS = (
     Mutation(
         "unlock: a released lease keeps its path pinned",
         "kv/cache.py",
-        "            self._tree.unpin(end)\n            self._order.offer(end)",
+        "            self._tree.unpin(end)\n            self._order.push(end)",
         "            pass",
         ("tests/unit/kv/test_kv_lease.py",),
     ),
@@ -32,39 +32,60 @@ MUTATIONS = (
     ),
     Mutation(
         "fence: a cancelled ticket closes without the writer's word",
-        "scheduler/calls.py",
-        "        if call.phase in (Phase.DONE, Phase.FILLED):",
-        "        if call.phase in (Phase.DONE, Phase.FILLED, Phase.OPEN):",
+        "scheduler/tickets.py",
+        "        if ticket.phase in (Phase.DONE, Phase.RECEIVED):",
+        "        if ticket.phase in (Phase.DONE, Phase.RECEIVED, Phase.OPEN):",
         (SIM,),
     ),
     Mutation(
         "ticket check: a notice counts whoever wrote it",
-        "scheduler/calls.py",
-        "call.worker == notice.writer and ",
+        "scheduler/tickets.py",
+        "ticket.worker == notice.writer and ",
         "",
         ("tests/unit/scheduler/test_decode_failures.py",),
     ),
     Mutation(
         "ticket check: a notice counts whatever its attempt",
-        "scheduler/calls.py",
-        "        call = self._calls.get(notice.ref)\n        last",
-        "        call = next((c for c in self._calls.values() if c.ref.ticket == notice.ref.ticket), None)\n        last",
+        "scheduler/tickets.py",
+        "        ticket = self._tickets.get(notice.ref)\n        last",
+        "        ticket = next((t for t in self._tickets.values() if t.ref.ticket == notice.ref.ticket), None)\n        last",
         ("tests/unit/scheduler/test_decode_failures.py", CHAOS),
     ),
     Mutation(
         "commit before match: prompt pages are published when they are asked for",
-        "scheduler/prefill.py",
+        "scheduler/prefill/scheduler.py",
         "            chunks.append(Chunk(run, num_new, pages))\n",
         "            chunks.append(Chunk(run, num_new, pages))\n"
-        "            self._cache.commit(run.lease, message.tokens, stop)\n",
+        "            self._cache.commit(run.push.lease, run.message.tokens, stop)\n",
         (CHAOS,),
     ),
     Mutation(
         "pages of a step in flight: those of a call that ends meanwhile are free at once",
-        "scheduler/prefill.py",
-        "            self._cache.hold(pages)\n",
+        "scheduler/prefill/scheduler.py",
+        "            self._cache.add_reader(pages)\n",
         "",
         ("tests/unit/scheduler/test_prefill.py",),
+    ),
+    Mutation(
+        "source pages: a push is answered while a write of it is open",
+        "scheduler/sender.py",
+        "if push.handles or (push.is_open and push.cursor < push.end_page):",
+        "if push.is_open and push.cursor < push.end_page:",
+        ("tests/unit/scheduler/test_transfer_halves.py",),
+    ),
+    Mutation(
+        "steps in flight: a prompt's next chunk begins where its last output ended",
+        "scheduler/prefill/scheduler.py",
+        "            start, stop = run.num_launched, run.num_launched + num_new\n",
+        "            start, stop = run.num_computed, run.num_computed + num_new\n",
+        ("tests/unit/scheduler/test_prefill_overlap.py",),
+    ),
+    Mutation(
+        "steps in flight: what one computes is no hit for a prompt that comes meanwhile",
+        "scheduler/prefill/queue.py",
+        "                if is_being_computed(call, runs, self._cache.page_size):\n                    continue\n",
+        "",
+        ("tests/unit/scheduler/test_prefill_overlap.py",),
     ),
     Mutation(
         "who is alive: a worker that falls silent is still offered",
@@ -89,52 +110,52 @@ MUTATIONS = (
     ),
     Mutation(
         "range coverage: arrived pages are counted, wherever they are",
-        "scheduler/calls.py",
+        "scheduler/tickets.py",
         "        return int(self.missing.argmax()) if self.num_missing else len(self.pages)",
         "        return len(self.pages) - self.num_missing",
         ("tests/unit/scheduler/test_decode_flow.py", "tests/unit/scheduler/test_decode_failures.py"),
     ),
     Mutation(
         "range coverage: the last page's notice completes a call",
-        "scheduler/calls.py",
+        "scheduler/tickets.py",
         "        return not self.num_missing",
         "        return not self.missing[-1]",
         ("tests/unit/scheduler/test_decode_coverage.py",),
     ),
     Mutation(
         "digest check removed: a page is taken as it came",
-        "scheduler/calls.py",
-        "        return seal(digests, call.tokens, call.start + notice.first * size, size) == notice.seals",
+        "scheduler/tickets.py",
+        "        return page_checksums(digests, ticket.tokens, ticket.start + notice.first * size, size) == notice.checksums",
         "        return True",
-        ("tests/unit/scheduler/test_verified_transfers.py", "tests/unit/chaos/test_damaged_pages.py"),
+        ("tests/unit/scheduler/test_verified_transfers.py", "tests/chaos/test_damaged_pages.py"),
     ),
     Mutation(
-        "digest check: a seal says nothing of the position",
-        "scheduler/seals.py",
+        "digest check: a checksum does not depend on the position",
+        "scheduler/checksums.py",
         "seed=start + first",
         "seed=0",
-        ("tests/unit/scheduler/test_seals.py",),
+        ("tests/unit/scheduler/test_page_checksums.py",),
     ),
     Mutation(
         "digest check: a damaged range is no longer its writer's",
-        "scheduler/fetch.py",
-        "        board.calls.cut(call)\n        board.stirred = True",
-        "        board.calls.end(call)\n        board.stirred = True",
-        ("tests/unit/scheduler/test_verified_transfers.py", "tests/unit/chaos/test_damaged_pages.py"),
+        "scheduler/decode/prefill_client.py",
+        "        board.calls.cancel(call)\n        board.stirred = True",
+        "        board.calls.close(call)\n        board.stirred = True",
+        ("tests/unit/scheduler/test_verified_transfers.py", "tests/chaos/test_damaged_pages.py"),
     ),
     Mutation(
-        "shares: whoever has too much loses no more than others",
+        "quotas: whoever has too much loses no more than others",
         "kv/eviction.py",
-        "in order.shares.above():",
+        "in order.quota.above():",
         "in ():",
-        ("tests/unit/kv/test_kv_shares.py",),
+        ("tests/unit/kv/test_kv_tenant_quota.py",),
     ),
     Mutation(
-        "shares: a tenant divides its cache and has as many shares",
+        "quotas: a tenant divides its cache and has as many quotas",
         "core/identity.py",
         "    return namespace[:OWNER_BYTES]",
         "    return namespace",
-        ("tests/unit/kv/test_kv_shares.py",),
+        ("tests/unit/kv/test_kv_tenant_quota.py",),
     ),
     Mutation(
         "admin key: any key operates the server",

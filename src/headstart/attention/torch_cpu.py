@@ -71,13 +71,13 @@ class _Tails:
 
 
 class CpuAttention:
-    """Plans steps over one pool tensor `[pages, layers, 2, kv_heads, page, head_dim]` in CPU memory.
+    """Plans steps over one pool tensor `[pages, kv_heads, layers, 2, page, head_dim]` in CPU memory.
 
     `copy_bytes` bounds the copies of shared and settled pages that are kept between steps; 0 gathers at every step.
     """
 
     def __init__(self, pool: torch.Tensor, grouped: bool = True, copy_bytes: int = 0) -> None:
-        num_pages, num_layers, _, kv_heads, page_size, _ = pool.shape
+        num_pages, kv_heads, num_layers, _, page_size, _ = pool.shape
         token_bytes = pool.numel() // (num_pages * page_size) * pool.element_size()
         self._pool = pool
         self._geometry = _Geometry(num_layers, kv_heads, page_size)
@@ -193,14 +193,14 @@ class CpuStep:
 
     def _vectors(self, layer: int) -> torch.Tensor:
         """The pool as head vectors [n, head_dim], from `layer`'s first on: one index serves every layer."""
-        _, _, _, kv_heads, page_size, head_dim = self._pool.shape
-        return self._pool.view(-1, head_dim)[layer * 2 * kv_heads * page_size :]
+        page_size, head_dim = self._pool.shape[-2:]
+        return self._pool.view(-1, head_dim)[layer * 2 * page_size :]
 
     def _gather(self, layer: int, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Key and value blocks, [2, kv_heads, tokens, head_dim]. A block is a head's part of a page."""
-        _, _, _, kv_heads, page_size, head_dim = self._pool.shape
-        block_view = self._pool.view(-1, page_size * head_dim)[layer * 2 * kv_heads :]
-        return block_view.index_select(0, blocks).view(2, kv_heads, -1, head_dim).to(dtype)
+        page_size, head_dim = self._pool.shape[-2:]
+        block_view = self._pool.view(-1, page_size * head_dim)[layer * 2 :]
+        return block_view.index_select(0, blocks).view(2, self._pool.shape[1], -1, head_dim).to(dtype)
 
     def _read(self, layer: int, segment: _Segment, dtype: torch.dtype) -> torch.Tensor:
         """The segment's keys and values, [2, kv_heads, kv_len, head_dim]."""
@@ -248,8 +248,14 @@ class _Geometry:
 
     def blocks(self, pages: NDArray[np.int64]) -> torch.Tensor:
         """Index of a gather of `pages` [any shape] into layer 0's block view, [2 * kv_heads * pages] key blocks first."""
-        planes = np.arange(2 * self.kv_heads, dtype=np.int64)
+        planes = self.planes
         return torch.from_numpy((pages.reshape(1, -1) * (self.num_layers * planes.size) + planes[:, None]).ravel())
+
+    @property
+    def planes(self) -> NDArray[np.int64]:
+        """[2 * kv_heads] the blocks of page 0 that hold layer 0's keys, then its values, by head."""
+        part, head = np.divmod(np.arange(2 * self.kv_heads, dtype=np.int64), self.kv_heads)
+        return head * (2 * self.num_layers) + part
 
 
 def _write_vectors(geometry: _Geometry, rows: Sequence[AttentionRow]) -> NDArray[np.int64]:
@@ -259,7 +265,7 @@ def _write_vectors(geometry: _Geometry, rows: Sequence[AttentionRow]) -> NDArray
     pages = np.concatenate([row.pages[at // page_size] for row, at in zip(rows, positions, strict=True)])
     first = pages.astype(np.int64) * (geometry.num_layers * 2 * kv_heads * page_size)
     first += np.concatenate(positions) % page_size
-    planes = np.arange(2 * kv_heads).reshape(2, 1, kv_heads) * page_size
+    planes = geometry.planes.reshape(2, 1, kv_heads) * page_size
     return (first[None, :, None] + planes).ravel()
 
 

@@ -70,13 +70,16 @@ def decode_tile(heads: HeadShape, fp8: bool, rows: int = 16) -> TileShape:
 def decode_tiling(heads: HeadShape, tile: TileShape, page_size: int, num_sms: int, fp8: bool) -> Tiling:
     """Tiling of decode plans for `tile` on a card of `num_sms` multiprocessors.
 
-    Fp8 items have more to do at their ends (splitting queries, interleaving outputs), so they are cut longer.
+    Fp8 items have more to do at their ends (splitting queries, interleaving outputs), so they are cut longer. A few short
+    rows are done soonest with two programs a multiprocessor, however many would fit.
     """
     return Tiling(
         page_size,
         tile.q_tile(heads),
+        min_chunk=-(-64 // page_size) * page_size,
         max_chunk=4096 if fp8 else 2048,
         wave_items=max(1, num_sms * tile.programs_per_sm // heads.num_kv_heads),
+        short_wave_items=max(1, num_sms * min(tile.programs_per_sm, 2) // heads.num_kv_heads),
         item_cost=200 if fp8 else 50,
     )
 
@@ -108,8 +111,8 @@ class LayerKV:
     def of_pool(
         cls, pool: torch.Tensor, layer: int, scales: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> "LayerKV":
-        """Layer `layer` of a pool `[pages, layers, 2, kv_heads, page, head_dim]`."""
-        return cls(pool[:, layer, 0], pool[:, layer, 1], *(scales or ()))
+        """Layer `layer` of a pool `[pages, kv_heads, layers, 2, page, head_dim]`."""
+        return cls(pool[:, :, layer, 0], pool[:, :, layer, 1], *(scales or ()))
 
     @property
     def is_fp8(self) -> bool:

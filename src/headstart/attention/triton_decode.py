@@ -65,7 +65,7 @@ def run_item(
     tl.store(lse_ptr + place, lse, mask=rows_ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def grouped_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, kv_len_ptr, count_ptr, item_ptr, q_list_ptr, slot_ptr, pos_ptr, queue_ptr,
     part_ptr, lse_ptr, out_ptr, k_scale_ptr, v_scale_ptr, scale_log2, stride_q, stride_page, stride_head, stride_table,

@@ -29,7 +29,7 @@ class ModelSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations. auto: the fastest on this processor. All workers must agree."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where a worker computes. Steps on a GPU are not built: auto is the CPU, cuda is refused."""
+    """Where a worker computes. auto: on a GPU if there is one that torch can use."""
     skip_model_self_test: bool = False
     """Serve without comparing the loaded model's logits with the library's own first. Saves about a second; a model that
     fails the test answers wrongly."""
@@ -55,13 +55,14 @@ class CacheSettings:
 
     page_size: int | Auto = "auto"
     """Tokens of one KV page. auto: 16 on a CPU, 64 on a GPU. Prefill and decode workers must agree."""
-    kv_cache_dtype: str = "auto"
-    """Type of stored KV. Only auto (the model's type) is built. Prefill and decode workers must agree."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3"] = "auto"
+    """Type of stored KV. auto: the model's. fp8_e4m3 needs a GPU; its scales are the checkpoint's, or 1. Prefill and decode
+    workers must agree."""
     max_total_tokens: int | Auto = "auto"
     """Tokens the pool holds, rounded down to whole pages. auto: what --mem-fraction-static allows."""
     mem_fraction_static: float | Auto = "auto"
-    """Fraction of the device's free memory that pools may take. auto: 0.85 on a GPU; on a CPU at most 0.4, and no
-    more than a few contexts."""
+    """On a GPU the fraction of its memory for weights and pools, auto: 0.85; workers that share a card divide it. On a CPU
+    the fraction of the free memory that pools may take, auto: at most 0.4, and no more than a few contexts."""
     disable_radix_cache: bool = False
     """Keep nothing after a request ends: every prompt is computed and moved whole."""
     disaggregation_decode_enable_radix_cache: bool = False
@@ -111,10 +112,14 @@ class StepSettings:
     local_prefill_tokens: int | Auto = "auto"
     """Tokens of short prompts that a decode worker computes itself, per step over all requests. auto: one page on a
     CPU, 256 on a GPU. 0: never."""
+    itl_slo_ms: float = 0.0
+    """Milliseconds between the tokens of a stream that a decode worker aims to keep at the 95th percentile: it computes fewer
+    prompt tokens beside decode rows, and lets fewer requests run. 0: no such objective; on a GPU prompt tokens then make a
+    step at most three times as long as one without them."""
     stream_interval: int = 1
     """Tokens per streamed message. Only 1 is built."""
-    cuda_graph_max_bs: int = 0
-    """Largest batch captured as a CUDA graph. Only 0 (none) is built."""
+    cuda_graph_max_bs: int | Auto = "auto"
+    """Decode rows of the largest step captured as a CUDA graph. auto: 256. 0: none is captured."""
     watchdog_timeout: float = 300.0
     """Seconds a worker's loop may be stuck before the process ends itself."""
     drain_timeout: float = 30.0
@@ -131,6 +136,7 @@ class StepSettings:
             ("--cuda-graph-max-bs", self.cuda_graph_max_bs, 0),
         ):
             require(value == "auto" or value >= least, f"{flag} must be at least {least}, got {value}")
+        require(0 <= self.itl_slo_ms < inf, f"--itl-slo-ms must be 0 or more, got {self.itl_slo_ms}")
         require(0 < self.watchdog_timeout < inf, f"--watchdog-timeout must be positive, got {self.watchdog_timeout}")
         require(0 <= self.drain_timeout < inf, f"--drain-timeout must be 0 or more, got {self.drain_timeout}")
 
@@ -163,10 +169,10 @@ class RecordSettings:
     """What a process keeps of its decisions, to repeat them with `headstart replay`."""
 
     record: str = ""
-    """Folder for tapes, one file a process, of everything that its scheduler was told and decided. Prompts and answers
+    """Folder for decision logs, one file a process: everything that its scheduler was told and decided. Prompts and answers
     are in them as token ids; only their owner can read them. Empty: none."""
     record_max_mb: int = 1024
-    """Megabytes after which a tape ends."""
+    """Megabytes after which a log ends."""
 
     def __post_init__(self) -> None:
         require(self.record_max_mb >= 1, f"--record-max-mb must be at least 1, got {self.record_max_mb}")
@@ -213,6 +219,32 @@ class AccessSettings:
 
 
 @dataclass(frozen=True)
+class HttpSettings:
+    """How HTTP requests are taken."""
+
+    cors_origins: str = ""
+    """Sites whose pages may use the API from a browser, such as https://example.org, separated by commas; * for all.
+    Empty: none."""
+    strict_fields: bool = False
+    """Refuse a request with a field that nobody knows, instead of naming it in x-headstart-ignored-fields."""
+    log_requests: bool = False
+    """One line in the log for each answer: id, method, path, status, seconds. Prompts are never logged."""
+
+    def __post_init__(self) -> None:
+        for origin in self.origins:
+            scheme, _, rest = origin.partition("://")
+            is_origin = scheme in ("http", "https") and rest and not set(rest) & set("/?# ")
+            require(
+                origin in ("*", "null") or bool(is_origin),
+                f"--cors-origins: {origin!r} is no origin; give scheme, host and port only, such as https://example.org",
+            )
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return tuple(origin.strip() for origin in self.cors_origins.split(",")) if self.cors_origins else ()
+
+
+@dataclass(frozen=True)
 class GatewaySettings:
     """The HTTP side."""
 
@@ -226,6 +258,7 @@ class GatewaySettings:
     control_port: int | Auto = "auto"
     """Port that workers join at. auto: the one after --port."""
     access: AccessSettings = field(default_factory=AccessSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
     load_balance_method: Literal["cache_aware", "least_loaded"] = "cache_aware"
     """How the gateway picks decode workers. cache_aware: the one that probably holds the prompt's prefix, unless its
     queue is long. least_loaded: the one with the fewest requests."""
@@ -272,21 +305,14 @@ def conflicts(settings: WorkerSettings) -> list[str]:
     """Every combination that is not built or makes no sense, one sentence each, naming the settings involved."""
     model, cache, step = settings.model, settings.cache, settings.step
     found = []
-    if model.device == "cuda":
-        found.append("--device cuda: steps on a GPU are not built; only auto and cpu work.")
     if model.tp_size > 1:
         found.append(f"--tp-size {model.tp_size} with --device {model.device}: only --tp-size 1 is built.")
-    if cache.kv_cache_dtype != "auto":
-        found.append(
-            f"--kv-cache-dtype {cache.kv_cache_dtype} with --dtype {model.dtype}: KV is stored in the model's type; "
-            "only --kv-cache-dtype auto is built."
-        )
+    if cache.kv_cache_dtype == "fp8_e4m3" and model.device == "cpu":
+        found.append("--kv-cache-dtype fp8_e4m3 with --device cpu: KV of 8 bits needs a GPU.")
     if cache.disable_radix_cache and cache.disaggregation_decode_enable_radix_cache:
         found.append("--disable-radix-cache and --disaggregation-decode-enable-radix-cache contradict each other.")
     if step.stream_interval != 1:
         found.append(f"--stream-interval {step.stream_interval}: only 1 is built.")
-    if step.cuda_graph_max_bs:
-        found.append(f"--cuda-graph-max-bs {step.cuda_graph_max_bs}: CUDA graphs are not built; only 0 works.")
     if cache.max_total_tokens != "auto" and cache.page_size != "auto" and cache.max_total_tokens < cache.page_size * 2:
         found.append(
             f"--max-total-tokens {cache.max_total_tokens} with --page-size {cache.page_size}: fewer than two pages."

@@ -9,7 +9,9 @@ import hashlib
 
 from msgspec import Struct
 
-PROTOCOL_VERSION = 1
+from headstart.core.kv_layout import KVLayout, differing
+
+PROTOCOL_VERSION = 2
 OWNER_BYTES = 16
 
 
@@ -18,24 +20,30 @@ class KVSpec(Struct, frozen=True):
 
     protocol_version: int
     model_fingerprint: str
-    page_size: int
-    kv_dtype: str
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
     rope: str
+    layout: KVLayout
 
-    def page_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of one page, all layers, K and V."""
-        return self.num_layers * 2 * self.num_kv_heads * self.page_size * self.head_dim * dtype_bytes
+    @property
+    def page_size(self) -> int:
+        return self.layout.page_size
+
+    def described(self) -> dict[str, object]:
+        """All that is compared, and the bytes of a page, by the names that messages use."""
+        own: dict[str, object] = {
+            "protocol_version": self.protocol_version,
+            "model_fingerprint": self.model_fingerprint,
+            "rope": self.rope,
+        }
+        return own | self.layout.described() | {"page_bytes": self.layout.page_bytes}
 
 
 def first_mismatch(ours: KVSpec, theirs: KVSpec) -> str | None:
-    """Name the first field that differs with both values, or None when the specs agree."""
-    if ours == theirs:
-        return None
-    pairs = ((name, getattr(ours, name), getattr(theirs, name)) for name in KVSpec.__struct_fields__)
-    return next(f"{name} differs: {mine!r} here, {other!r} there" for name, mine, other in pairs if mine != other)
+    """Name the first field that differs with both values, or None if the specs agree."""
+    for name in ("protocol_version", "model_fingerprint", "rope"):
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        if mine != other:
+            return differing(name, mine, other)
+    return ours.layout.first_mismatch(theirs.layout)
 
 
 def cache_namespace(adapter: str = "", tenant_salt: bytes = b"") -> bytes:

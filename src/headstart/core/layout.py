@@ -1,13 +1,13 @@
-"""Where a KV pool lies in memory, in plain integers: what transfer backends and the pool agree on."""
+"""Where a KV pool lies in memory, in plain integers: what transfer backends and the pool agree on.
+
+What a page holds is the business of `core.kv_layout`.
+"""
 
 from msgspec import Struct
 
 
 class PoolRegion(Struct, frozen=True):
-    """A contiguous page-first KV pool `[num_pages, num_layers, 2, num_kv_heads, page_size, head_dim]`.
-
-    Page `i` is the `page_bytes` bytes at `address + i * page_bytes`.
-    """
+    """A contiguous KV pool. Page `i` is the `page_bytes` bytes at `address + i * page_bytes`."""
 
     address: int
     num_pages: int

@@ -133,7 +133,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The specs differ; `message` names both values. Both processes live on."""
+    """The specs differ; `message` names both workers, the property and both values. Both processes live on."""
 
     worker: WorkerRef
     message: str
@@ -160,7 +160,7 @@ class Prefill(Message, frozen=True):
     namespace: bytes
     remaining_s: float
     cacheable: bool = True
-    verify: bool = False  # notices must carry a seal for each page
+    verify: bool = False  # notices must carry a checksum for each page
     src_pages: Int32Array = EMPTY  # reserved: the caller's pages of the prefix, for borrowed prefixes
 
 
@@ -195,15 +195,15 @@ class TicketClosed(Message, frozen=True):
 class ChunkNotice(Message, frozen=True):
     """Arrives with the data, over the transport: pages [first, first + count) of the ticket's `dst_pages` are written.
 
-    `prefix_len` as in PrefillDone, so that a request which finishes before Done arrives knows what it cost. `seals` are
-    `count` of 8 bytes each (`scheduler.seals`) where the call asked for them."""
+    `prefix_len` as in PrefillDone, so that a request which finishes before Done arrives knows what it cost. `checksums` are
+    `count` of 8 bytes each (`scheduler.checksums`) where the call asked for them."""
 
     writer: WorkerRef
     ref: TicketRef
     first: int
     count: int
     prefix_len: int = 0
-    seals: bytes = b""
+    checksums: bytes = b""
 
 
 def encode_notice(notice: ChunkNotice) -> bytes:
@@ -258,6 +258,9 @@ class WorkerLoad(Struct, frozen=True):
     counters: dict[str, float] = {}  # monotonic totals: tokens, hits, bytes moved and saved, retractions, ...
     overdue_pages: int = 0  # kept for a peer that has let its time pass
     gives_up: bool = False  # too many of them, and neither word nor proof came: only a restart gets them back
+    mismatches: tuple[
+        str, ...
+    ] = ()  # each names a peer that exchanges no KV with this worker, and the setting that differs
 
     @property
     def used_pages(self) -> int:

@@ -21,6 +21,8 @@ class SamplingParams(Struct, frozen=True):
     repetition_penalty: float = 1.0  # > 0
     logit_bias: dict[int, float] = {}  # token id -> [-100, 100]
     seed: int = 0  # unsigned 64 bits
+    allowed_token_ids: tuple[int, ...] = ()  # only these are drawn; empty: any
+    banned_token_ids: tuple[int, ...] = ()  # these are never drawn
 
 
 class StopCriteria(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Draw one token per row.
 
 Order of operations, per row: logit_bias, repetition penalty (prompt and outputs), frequency and presence penalties
-(outputs only), banned ids, temperature, top-k, top-p over what top-k left, min-p, draw. Temperature 0 takes the
+(outputs only), allowed and banned ids, temperature, top-k, top-p over what top-k left, min-p, draw. Temperature 0 takes the
 argmax after the penalties. The draw is an exponential race: of the tokens, each with the rate of its probability, the
 first to arrive. Their uniform numbers are a pure function of (seed, choice, output index, token), so a draw depends on
 nothing else in the batch, and another rounding of the logits changes it only where two tokens arrive at nearly the same
@@ -56,8 +56,9 @@ def _sample_row(logits: torch.Tensor, task: SampleTask, argmax: int) -> Sampled:
     token_id = argmax
     if not greedy or _is_adjusted(spec):
         vocab_size = logits.shape[0]
-        if any(not 0 <= token < vocab_size for token in (*params.logit_bias, *spec.banned_ids)):
-            return _failed(task, f"logit_bias or banned ids name a token outside the vocabulary of {vocab_size}")
+        named = (*params.logit_bias, *_banned_ids(spec), *params.allowed_token_ids)
+        if any(not 0 <= token < vocab_size for token in named):
+            return _failed(task, f"biased, banned or allowed ids name a token outside the vocabulary of {vocab_size}")
         adjusted = _adjusted(logits, spec)
         if not np.isfinite(adjusted.max()):
             return _failed(task, "every token is banned")
@@ -74,7 +75,12 @@ def _failed(task: SampleTask, message: str) -> Sampled:
 def _is_adjusted(spec: SampleSpec) -> bool:
     params = spec.params
     penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
-    return bool(penalised or params.logit_bias or spec.banned_ids)
+    return bool(penalised or params.logit_bias or params.allowed_token_ids or _banned_ids(spec))
+
+
+def _banned_ids(spec: SampleSpec) -> tuple[int, ...]:
+    """Those of the request, and those that only this output must not be."""
+    return (*spec.params.banned_token_ids, *spec.banned_ids)
 
 
 def _adjusted(logits: torch.Tensor, spec: SampleSpec) -> NDArray[np.float32]:
@@ -90,8 +96,12 @@ def _adjusted(logits: torch.Tensor, spec: SampleSpec) -> NDArray[np.float32]:
     if params.frequency_penalty or params.presence_penalty:
         outputs, counts = np.unique(spec.context[spec.prompt_len :], return_counts=True)
         row[outputs] -= (params.frequency_penalty * counts + params.presence_penalty).astype(np.float32)
-    if spec.banned_ids:
-        row[list(spec.banned_ids)] = -np.inf
+    if params.allowed_token_ids:
+        is_other = np.ones(row.size, dtype=bool)
+        is_other[list(params.allowed_token_ids)] = False
+        row[is_other] = -np.inf
+    if banned := _banned_ids(spec):
+        row[list(banned)] = -np.inf
     return row
 
 

@@ -28,14 +28,14 @@ LAUNCHER = "launcher"
 DECODE = "decode"
 PREFILL = "prefill"
 
-Word = Join | Heartbeat | Leave | WorkerExited | LauncherHello | KillRequest
+ClusterMessage = Join | Heartbeat | Leave | WorkerExited | LauncherHello | KillRequest
 
 
 class Loss(NamedTuple):
-    """Nothing more will come of `worker`. `died`: without having said that it would go."""
+    """Nothing more is expected of `worker`. `has_ended`: its process is known to have died; silence proves nothing."""
 
     worker: WorkerRef
-    died: bool
+    has_ended: bool
 
 
 class Cluster:
@@ -53,15 +53,15 @@ class Cluster:
         self._counters = counters
         self._model_fingerprint = model_fingerprint
         self._launchers: dict[str, tuple[str, ...]] = {}
-        self._turned_away: set[WorkerRef] = set()
+        self._rejected_joins: set[WorkerRef] = set()
         self._membership: Membership | None = None
-        self._told: set[WorkerRef] = set()  # the decode workers that this one was sent to
+        self._notified: set[WorkerRef] = set()  # the decode workers that this one was sent to
         self.registry = Registry(limits)
 
-    def handle(self, sender: str, message: Word, now: float) -> list[Loss]:
+    def handle(self, sender: str, message: ClusterMessage, now: float) -> list[Loss]:
         """A worker speaks for itself alone, only launchers tell of exits, and only members ask for a peer's end; others are
         counted and ignored."""
-        if not self._may_say(sender, message):
+        if not self._may_send(sender, message):
             self._counters["foreign_messages"] += 1
             return []
         match message:
@@ -70,14 +70,14 @@ class Cluster:
             case Heartbeat():
                 self._counters["unknown_heartbeats"] += not self.registry.heartbeat(message, now)
             case Leave(worker):
-                return self._end(Loss(worker, died=False), "worker left: it has drained")
+                return self._end(Loss(worker, has_ended=False), "worker left: it has drained")
             case WorkerExited(worker):
-                self._pass_on(message)
-                return self._end(Loss(worker, died=True), f"worker ended with status {message.exit_status}")
+                self._forward_exit(message)
+                return self._end(Loss(worker, has_ended=True), f"worker ended with status {message.exit_status}")
             case LauncherHello(workers):
                 self._launchers[sender] = workers
             case KillRequest():
-                self._ask_launcher(message)
+                self._request_kill(message)
         return []
 
     def judge(self, now: float, *, repeats: bool) -> list[Loss]:
@@ -85,18 +85,18 @@ class Cluster:
         know it only where it `repeats`."""
         changed = self.registry.judge(now)
         for record in changed:
-            log.info(_verdict(record, now), extra={"worker": str(record.ref)})
-        lost = [Loss(record.ref, died=True) for record in changed if not record.may_return]
+            log.info(_describe_state(record, now), extra={"worker": str(record.ref)})
+        lost = [Loss(record.ref, has_ended=False) for record in changed if not record.may_return]
         membership = self.registry.membership()
         if membership is not self._membership:
-            self._membership, self._told = membership, set()
+            self._membership, self._notified = membership, set()
         for record in self.registry.of_role(DECODE):
-            if record.may_return and (repeats or record.ref not in self._told):
-                self._told.add(record.ref)
+            if record.may_return and (repeats or record.ref not in self._notified):
+                self._notified.add(record.ref)
                 self._send(record.full_name, membership)
         return lost
 
-    def _may_say(self, sender: str, message: Word) -> bool:
+    def _may_send(self, sender: str, message: ClusterMessage) -> bool:
         match message:
             case Join(worker) | Heartbeat(worker) | Leave(worker):
                 name = str(worker)
@@ -111,15 +111,15 @@ class Cluster:
         known = self.registry.get(message.worker)
         if known is not None and known.may_return and known.join.kv_spec == message.kv_spec:
             return []  # a repeat changes nothing
-        if not self._fits(message):
-            return self._turn_away(message.worker, "misfit_joins", "another model is served here")
+        if not self._serves_our_model(message):
+            return self._reject_join(message.worker, "misfit_joins", "another model is served here")
         if self.registry.is_contested(message):
             reason = "its name is another process's, which may still run; give it another --name"
-            return self._turn_away(message.worker, "contested_names", reason)
-        replaced = self._take_in(message, now)
-        return [] if replaced is None else [Loss(replaced, died=True)]
+            return self._reject_join(message.worker, "contested_names", reason)
+        replaced = self._accept_join(message, now)
+        return [] if replaced is None else [Loss(replaced, has_ended=True)]
 
-    def _take_in(self, message: Join, now: float) -> WorkerRef | None:
+    def _accept_join(self, message: Join, now: float) -> WorkerRef | None:
         is_known = self.registry.get(message.worker) is not None
         replaced = self.registry.join(message, now)
         if not is_known and self.registry.get(message.worker) is not None:
@@ -137,15 +137,15 @@ class Cluster:
         log.info(event, extra={"worker": str(loss.worker)})
         return [loss]
 
-    def _turn_away(self, worker: WorkerRef, counter: str, reason: str) -> list[Loss]:
+    def _reject_join(self, worker: WorkerRef, counter: str, reason: str) -> list[Loss]:
         """It repeats its Join, and is taken in once the reason is gone."""
         self._counters[counter] += 1
-        if worker not in self._turned_away:
-            self._turned_away.add(worker)
+        if worker not in self._rejected_joins:
+            self._rejected_joins.add(worker)
             log.warning("worker not taken in", extra={"worker": str(worker), "reason": reason})
         return []
 
-    def _fits(self, join: Join) -> bool:
+    def _serves_our_model(self, join: Join) -> bool:
         """Decode workers of a gateway serve its model: a choice may go to any of them, and go on at another. They
         compare the prefill workers' with their own."""
         if join.role != DECODE:
@@ -156,12 +156,12 @@ class Cluster:
         ours = {record.join.kv_spec.model_fingerprint for record in others if record.ref.name != join.worker.name}
         return not ours or join.kv_spec.model_fingerprint in ours
 
-    def _pass_on(self, message: WorkerExited) -> None:
+    def _forward_exit(self, message: WorkerExited) -> None:
         for record in self.registry.all():
             if record.ref != message.worker and record.state is not WorkerState.ENDED:
                 self._send(record.full_name, message)
 
-    def _ask_launcher(self, message: KillRequest) -> None:
+    def _request_kill(self, message: KillRequest) -> None:
         """Forward to the launcher that started the worker."""
         name = message.worker.name
         owner = next((launcher for launcher, names in self._launchers.items() if name in names), LAUNCHER)
@@ -169,10 +169,10 @@ class Cluster:
         self._send(owner, message)
 
 
-def _verdict(record: WorkerRecord, now: float) -> str:
+def _describe_state(record: WorkerRecord, now: float) -> str:
     if record.state is WorkerState.ALIVE:
         return "worker is back: it takes new work"
-    silence_s = now - record.heard_at
+    silence_s = now - record.last_seen_at
     stands_still = record.loop_age_s > silence_s
     why = f"its loop stands still for {record.loop_age_s:.1f} s" if stands_still else f"silent for {silence_s:.1f} s"
     fate = "its requests go elsewhere" if record.state is WorkerState.DEAD else "it gets no new work"

@@ -7,7 +7,7 @@ from operator import attrgetter
 from random import Random
 from typing import Protocol
 
-from headstart.gateway.choice import Choice
+from headstart.gateway.choice_record import ChoiceRecord
 from headstart.gateway.prefix_index import PrefixIndex
 from headstart.gateway.registry import WorkerRecord
 
@@ -16,15 +16,15 @@ TOKENS_PER_CHOICE = 256
 
 
 class DecodePolicy(Protocol):
-    def pick(self, choice: Choice, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
+    def pick(self, choice: ChoiceRecord, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
         """The worker for a choice; `candidates` is never empty."""
         ...
 
-    def note_given(self, choice: Choice) -> None:
+    def note_given(self, choice: ChoiceRecord) -> None:
         """Its worker was given the choice, and will hold its prompt."""
         ...
 
-    def note_finished(self, choice: Choice) -> None:
+    def note_finished(self, choice: ChoiceRecord) -> None:
         """Its worker holds the prompt and the outputs. The last word on this choice."""
         ...
 
@@ -47,13 +47,13 @@ class LeastLoaded:
 
     rng: Random
 
-    def pick(self, choice: Choice, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
+    def pick(self, choice: ChoiceRecord, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
         return cheapest(candidates, [record.num_choices for record in candidates], self.rng)
 
-    def note_given(self, choice: Choice) -> None:
+    def note_given(self, choice: ChoiceRecord) -> None:
         pass
 
-    def note_finished(self, choice: Choice) -> None:
+    def note_finished(self, choice: ChoiceRecord) -> None:
         pass
 
     def note_pools(self, num_tokens: int) -> None:
@@ -72,7 +72,7 @@ class PrefixAffinity:
     index: PrefixIndex
     tokens_per_choice: int = TOKENS_PER_CHOICE
 
-    def pick(self, choice: Choice, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
+    def pick(self, choice: ChoiceRecord, candidates: Sequence[WorkerRecord]) -> WorkerRecord:
         if len(candidates) == 1:
             return candidates[0]
         request, weight = choice.request, self.tokens_per_choice
@@ -80,11 +80,11 @@ class PrefixAffinity:
         costs = [weight * record.num_choices - held.get(record.full_name, 0) for record in candidates]
         return cheapest(candidates, costs, self.rng)
 
-    def note_given(self, choice: Choice) -> None:
+    def note_given(self, choice: ChoiceRecord) -> None:
         request = choice.request
         self.index.record(request.namespace, request.prompt.tobytes(), str(choice.worker))
 
-    def note_finished(self, choice: Choice) -> None:
+    def note_finished(self, choice: ChoiceRecord) -> None:
         request, outputs = choice.request, array("i", choice.tokens)
         self.index.record(request.namespace, request.prompt.tobytes() + outputs.tobytes(), str(choice.worker))
 

@@ -33,8 +33,8 @@ class WorkerRecord:
     """One worker process as the gateway knows it."""
 
     join: Join
-    heard_at: float
-    loop_age_s: float = 0.0  # as of heard_at
+    last_seen_at: float
+    loop_age_s: float = 0.0  # as of last_seen_at
     load: WorkerLoad = field(default_factory=WorkerLoad)
     state: WorkerState = WorkerState.ALIVE
     num_open: int = 0  # choices that this gateway has here
@@ -47,7 +47,7 @@ class WorkerRecord:
         self.ref = self.join.worker
         self.full_name = str(self.ref)
 
-    def take_load(self, load: WorkerLoad) -> None:
+    def accept_load(self, load: WorkerLoad) -> None:
         self.load = load
         self.num_queued_tokens = load.queued_tokens
         self.count_open(0)
@@ -108,7 +108,7 @@ class Registry:
             return None
         if known is not None and known.ref.incarnation >= ref.incarnation:
             return None
-        self._records[ref.name] = record = WorkerRecord(message, heard_at=now)
+        self._records[ref.name] = record = WorkerRecord(message, last_seen_at=now)
         if known is not None and known.join.role != message.role:
             del self._by_role[known.join.role][ref.name]
         self._by_role.setdefault(message.role, {})[ref.name] = record
@@ -123,9 +123,9 @@ class Registry:
         record = self.get(message.worker)
         if record is None or record.state is WorkerState.ENDED:
             return False
-        record.heard_at = now
+        record.last_seen_at = now
         record.loop_age_s = message.loop_age_s
-        record.take_load(message.load)
+        record.accept_load(message.load)
         return True
 
     def end(self, ref: WorkerRef) -> bool:
@@ -147,7 +147,7 @@ class Registry:
             stall = now - self._judged_at - self._limits.own_stall_s
             if stall > 0:
                 for record in self._records.values():
-                    record.heard_at = min(now, record.heard_at + stall)
+                    record.last_seen_at = min(now, record.last_seen_at + stall)
         self._judged_at = now
         changed = []
         for record in self._records.values():
@@ -177,8 +177,20 @@ class Registry:
         return alive.by_name if num_tokens <= alive.least_capacity else _able(alive.by_name, num_tokens)
 
     def capacity_tokens(self, role: str) -> int | None:
-        """What the largest of a role can hold; None while none is known."""
-        return max([record.join.capacity_tokens for record in self.of_role(role) if record.may_return], default=None)
+        """What the largest of a role can hold, those included that are away for a while; None if none is known."""
+        return max(
+            [record.join.capacity_tokens for record in self.of_role(role) if self._is_known(record)], default=None
+        )
+
+    def may_return(self, role: str) -> bool:
+        """Whether any of a role is alive, or silent for a moment only."""
+        return any(record.may_return for record in self.of_role(role))
+
+    def _is_known(self, record: WorkerRecord) -> bool:
+        """A worker that was killed or is restarting is expected back for some time."""
+        if record.may_return or self._judged_at is None:
+            return True
+        return self._judged_at - record.last_seen_at <= self._limits.absent_after_s
 
     def pool_tokens(self, role: str) -> int:
         """What the pools of a role hold together, as far as known."""
@@ -212,7 +224,7 @@ class Registry:
     def _state(self, record: WorkerRecord, now: float) -> WorkerState:
         if record.state is WorkerState.ENDED:
             return WorkerState.ENDED
-        silence = now - record.heard_at
+        silence = now - record.last_seen_at
         if silence > self._limits.dead_after_s or record.loop_age_s > self._limits.wedged_after_s:
             return WorkerState.DEAD
         if silence > self._limits.suspect_after_s or record.loop_age_s > self._limits.stale_loop_s:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from headstart.core.errors import ErrorCode
-from headstart.gateway.choice import Choice, Queued
+from headstart.gateway.choice_record import ChoiceRecord, Queued
 from headstart.gateway.cluster import DECODE, PREFILL
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import DecodePolicy, rank_prefill
@@ -18,7 +18,7 @@ class Refusal(NamedTuple):
     message: str
 
 
-class Router:
+class RequestRouter:
     """Chooses; whoever asks sends."""
 
     def __init__(self, registry: Registry, policy: DecodePolicy, limits: DispatchLimits) -> None:
@@ -26,7 +26,9 @@ class Router:
         self._policy = policy
         self._limits = limits
 
-    def route(self, choice: Choice, siblings: Collection[Choice], now: float) -> WorkerRecord | Refusal | None:
+    def route(
+        self, choice: ChoiceRecord, siblings: Collection[ChoiceRecord], now: float
+    ) -> WorkerRecord | Refusal | None:
         """The worker for a queued choice; None where it has to wait for one. `siblings`: all of its request."""
         num_tokens = choice.num_tokens
         able = self._registry.alive(DECODE, num_tokens)
@@ -36,19 +38,18 @@ class Router:
         if able:
             return _without_room(choice)
         capacity = self._registry.capacity_tokens(DECODE)
-        if capacity is None:
-            return self._without_workers(choice, now)
-        if capacity < num_tokens:
-            message = f"prompt and max_tokens need {num_tokens} tokens, more than any worker can hold"
-            return Refusal(ErrorCode.TOO_LONG, message)
-        return None
+        if capacity is not None and capacity < num_tokens:
+            return Refusal(ErrorCode.TOO_LONG, _too_long(num_tokens, capacity))
+        return self._without_able(choice, now)
 
-    def ranking(self, choice: Choice) -> tuple[str, ...]:
+    def ranking(self, choice: ChoiceRecord) -> tuple[str, ...]:
         """Names of prefill workers, best first."""
         num_tokens = len(choice.request.prompt) + len(choice.tokens)
         return rank_prefill(num_tokens, self._registry.alive_by_name(PREFILL, num_tokens))
 
-    def _pick(self, choice: Choice, siblings: Collection[Choice], free: Sequence[WorkerRecord]) -> WorkerRecord:
+    def _pick(
+        self, choice: ChoiceRecord, siblings: Collection[ChoiceRecord], free: Sequence[WorkerRecord]
+    ) -> WorkerRecord:
         """Choices of a request stay together."""
         if len(siblings) > 1:
             taken = {sibling.worker for sibling in siblings if sibling is not choice}
@@ -57,18 +58,27 @@ class Router:
                 return together[0]
         return self._policy.pick(choice, free)
 
-    def _without_workers(self, choice: Choice, now: float) -> Refusal | None:
-        assert isinstance(choice.place, Queued)
-        if choice.attempt < 0:
+    def _without_able(self, choice: ChoiceRecord, now: float) -> Refusal | None:
+        """No worker that is alive can hold the choice; one that is away could, or none is known at all."""
+        assert isinstance(choice.state, Queued)
+        is_new = choice.attempt < 0
+        if is_new and not self._registry.may_return(DECODE):
             return Refusal(ErrorCode.UNAVAILABLE, "no decode worker is available")
-        if now - choice.place.since >= self._limits.resume_wait_s:
-            return Refusal(ErrorCode.WORKER_LOST, "its worker died and no other has taken its place")
-        return None
+        if now - choice.state.since < self._limits.resume_wait_s:
+            return None
+        if is_new:
+            return Refusal(ErrorCode.UNAVAILABLE, "the decode workers that can hold this are away, try again later")
+        return Refusal(ErrorCode.WORKER_LOST, "its worker died and no other that can hold it has taken its place")
 
 
-def _without_room(choice: Choice) -> Refusal | None:
+def _too_long(num_tokens: int, capacity: int) -> str:
+    limit = f"this model's maximum context length is {capacity} tokens here, what the pool of the largest decode worker holds"
+    return f"{limit}: the prompt is too long for it, prompt and max_tokens need {num_tokens} tokens"
+
+
+def _without_room(choice: ChoiceRecord) -> Refusal | None:
     """Only one that was refused by every worker at its first try is sent away."""
-    if choice.num_setbacks > 0:
+    if choice.num_failed_attempts > 0:
         return None
     is_full = ErrorCode.BUSY in choice.refusals.values()
     code = ErrorCode.BUSY if is_full else ErrorCode.UNAVAILABLE

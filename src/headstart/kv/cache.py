@@ -56,7 +56,7 @@ class PageLease:
 class PrefixCache:
     """Radix cache over a pool of `num_pages` pages of `page_size` tokens. Not thread-safe: the worker's loop owns it.
 
-    `owner_pages`: pages an owner may have before its own are evicted first (`kv.shares`); None: all are alike.
+    `owner_pages`: pages an owner may have before its own are evicted first (`kv.tenant_quota`); None: all are alike.
     """
 
     def __init__(self, num_pages: int, page_size: int, owner_pages: int | None = None) -> None:
@@ -111,7 +111,7 @@ class PrefixCache:
         return True
 
     def try_replace(self, lease: PageLease, first: int, count: int) -> bool:
-        """Give private pages [first, first + count) of the lease up for fresh ones; all or nothing."""
+        """Replace private pages [first, first + count) of the lease with fresh ones; all or nothing."""
         self._expect_live(lease)
         last = first + count
         if not lease.num_shared <= first <= last <= len(lease.pages):
@@ -121,7 +121,7 @@ class PrefixCache:
         old = lease.pages[first:last]
         lease.pages = _table(lease.pages[:first], self._allocate(lease.namespace, count), lease.pages[last:])
         if count:
-            self._give_up(lease, old)
+            self._free_private(lease, old)
         return True
 
     def make_room(self, num_pages: int, takers: Iterable[tuple[PageLease, int]] = ()) -> int:
@@ -133,15 +133,15 @@ class PrefixCache:
             for lease, count in takers:
                 taken[lease.namespace] += count
             for namespace, count in taken.items():
-                self._order.shares.add(namespace, count)
+                self._order.quota.add(namespace, count)
             num_free = evict(self._tree, self._ledger, self._order, num_pages - num_free)
             for namespace, count in taken.items():
-                self._order.shares.add(namespace, -count)
+                self._order.quota.add(namespace, -count)
         return num_free
 
     def commit(self, lease: PageLease, tokens: Int32Array, num_tokens: int) -> int:
         """Insert the lease's whole pages of `tokens[:num_tokens]` into the tree. Where the tree already has a page the
-        lease is remapped to it and its own copy given up. Returns the number of pages remapped; a strict no-op where
+        lease is remapped to it and its own copy freed. Returns the number of pages remapped; a strict no-op where
         nothing new is whole.
 
         The caller vouches that their KV is written and fenced; a page that a peer may still write raises.
@@ -155,16 +155,16 @@ class PrefixCache:
         return self._publish(lease, last, tokens[first * self.page_size : last * self.page_size].tobytes())
 
     def release(self, lease: PageLease) -> None:
-        """Unpin shared pages, give private ones up. Exactly once per lease."""
+        """Unpin shared pages and free private ones. Exactly once per lease."""
         self._expect_live(lease)
         self._leases.remove(lease)
         end, num_shared = lease._end, lease.num_shared
         if end is not None:
             self._order.touch(self._ledger.unlease(lease.pages[:num_shared]))
             self._tree.unpin(end)
-            self._order.offer(end)
+            self._order.push(end)
         if num_shared < len(lease.pages):
-            self._give_up(lease, lease.pages[num_shared:])
+            self._free_private(lease, lease.pages[num_shared:])
 
     def open_write(self, pages: Int32Array) -> None:
         """A peer may write these pages from now on (its ticket owns them)."""
@@ -174,13 +174,13 @@ class PrefixCache:
         """The peer's word, or proof of its end, that it writes these no more."""
         self._ledger.close_write(pages)
 
-    def hold(self, pages: Int32Array) -> None:
-        """A launched step or an open transfer handle may touch these pages, whoever leases them."""
-        self._ledger.hold(pages)
+    def add_reader(self, pages: Int32Array) -> None:
+        """A launched step or an open transfer handle may read or write these pages, whoever leases them."""
+        self._ledger.add_reader(pages)
 
-    def unhold(self, pages: Int32Array) -> None:
-        """The step's event is past or the handle has ended: the counterpart of one `hold` of the same pages."""
-        self._ledger.unhold(pages)
+    def drop_reader(self, pages: Int32Array) -> None:
+        """The step's event is past or the handle has ended: the counterpart of one `add_reader` of the same pages."""
+        self._ledger.drop_reader(pages)
 
     def flush(self) -> int:
         """Drop every unpinned page from the tree; returns how many."""
@@ -188,7 +188,7 @@ class PrefixCache:
         if dropped:
             self._ledger.leave_tree(np.concatenate([node.pages for node in dropped]))
         for node in dropped:
-            self._order.shares.add(node.namespace, -len(node.pages))
+            self._order.quota.add(node.namespace, -len(node.pages))
         return sum(len(node.pages) for node in dropped)
 
     def counts(self) -> PageCounts:
@@ -239,7 +239,7 @@ class PrefixCache:
         first_new = lease.num_shared + num_known
         known, new = lease.pages[lease.num_shared : first_new], lease.pages[first_new:last]
         if num_known and self._ledger.num_written_of(known):
-            raise InvariantError("a page that a peer may still write was given up for one of the tree")
+            raise InvariantError("a page that a peer may still write would be freed for one of the tree")
         if len(new):
             self._ledger.enter_tree(new)
         if num_known:
@@ -257,20 +257,20 @@ class PrefixCache:
         first, last = lease.num_shared, lease.num_shared + walk.num_pages
         shared, lease._end = self._pin(walk, above=lease._end)
         lease.pages, lease.num_shared = _table(lease.pages[:first], shared, lease.pages[last:]), last
-        self._give_up(lease, own)
+        self._free_private(lease, own)
 
     def _allocate(self, namespace: bytes, num_pages: int) -> Int32Array:
         """The new pages count as the owner's already while room is made for them."""
         if not num_pages:
             return EMPTY
-        self._order.shares.add(namespace, num_pages)
+        self._order.quota.add(namespace, num_pages)
         if num_pages > self._ledger.num_free:
             self.make_room(num_pages)
         return self._ledger.allocate(num_pages)
 
-    def _give_up(self, lease: PageLease, private: Int32Array) -> None:
-        self._ledger.give_up(private)
-        self._order.shares.add(lease.namespace, -len(private))
+    def _free_private(self, lease: PageLease, private: Int32Array) -> None:
+        self._ledger.free_private(private)
+        self._order.quota.add(lease.namespace, -len(private))
 
     def _expect_live(self, lease: PageLease) -> None:
         if lease not in self._leases:
@@ -294,9 +294,9 @@ class PrefixCache:
                 raise InvariantError("an unpinned page was released later than the one before it")
         if not np.array_equal(pins >= 0, self._ledger.in_tree) or num_pages != int(np.count_nonzero(pins >= 0)):
             raise InvariantError("a page is in two nodes, or the ledger and the tree disagree on what is in it")
-        if num_cached != self._ledger.num_cached or leaves != self._order.leaves.offered():
+        if num_cached != self._ledger.num_cached or leaves != self._order.heap.nodes():
             raise InvariantError("not everything that is counted as evictable would be evicted")
-        self._order.shares.check(self._num_owned(), leaves)
+        self._order.quota.check(self._num_owned(), leaves)
         return pins
 
     def _num_owned(self) -> Counter[bytes]:
@@ -318,8 +318,8 @@ class PrefixCache:
             if _table(EMPTY, *path[::-1]).tobytes() != lease.pages[: lease.num_shared].tobytes():
                 raise InvariantError("a lease's shared pages are not the path it pins")
         leases = self._num_listed(lease.pages for lease in self._leases)
-        shares = self._num_listed(lease.pages[: lease.num_shared] for lease in self._leases)
-        if not np.array_equal(leases, self._ledger.leases) or not np.array_equal(shares, np.maximum(pins, 0)):
+        num_sharing = self._num_listed(lease.pages[: lease.num_shared] for lease in self._leases)
+        if not np.array_equal(leases, self._ledger.leases) or not np.array_equal(num_sharing, np.maximum(pins, 0)):
             raise InvariantError("leases or pins are not those of the live leases")
 
     def _num_listed(self, tables: Iterable[Int32Array]) -> NDArray[np.intp]:

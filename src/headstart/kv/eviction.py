@@ -1,4 +1,4 @@
-"""Which pages of the tree go first: those of owners beyond their share, then exact least-recently-used order, a page at a
+"""Which pages of the tree go first: those of owners beyond their quota, then exact least-recently-used order, a page at a
 time, in batched passes.
 
 Every release stamps the pages of its lease's path with the next tick, so stamps of unpinned pages never grow with depth
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.core.arrays import EMPTY, Int32Array
-from headstart.kv.leaves import Leaves
 from headstart.kv.ledger import PageLedger
-from headstart.kv.shares import Shares
+from headstart.kv.lru_heap import LruHeap
+from headstart.kv.tenant_quota import TenantQuota
 from headstart.kv.tree import Node, RadixTree
 
 
@@ -21,8 +21,8 @@ class LruOrder:
 
     def __init__(self, num_pages: int, owner_pages: int | None) -> None:
         self.stamps = np.zeros(num_pages, dtype=np.int64)
-        self.leaves = Leaves(self.stamps)
-        self.shares = Shares(owner_pages, self.stamps)
+        self.heap = LruHeap(self.stamps)
+        self.quota = TenantQuota(owner_pages, self.stamps)
         self._tick = 0
 
     def touch(self, pages: NDArray[np.intp]) -> None:
@@ -30,34 +30,34 @@ class LruOrder:
         self._tick += 1
         self.stamps[pages] = self._tick
 
-    def offer(self, node: Node) -> None:
+    def push(self, node: Node) -> None:
         """Let `node` be evicted if it is an unpinned leaf."""
-        self.leaves.offer(node)
-        self.shares.offer(node)
+        self.heap.push(node)
+        self.quota.push(node)
 
 
 def evict(tree: RadixTree, ledger: PageLedger, order: LruOrder, num_pages: int) -> int:
     """Take pages out of the tree until `num_pages` more are free or nothing unpinned is left. Returns pages now free.
 
-    A page that a reader still holds leaves the tree too, but becomes free only when the reader lets go.
+    A page that a reader still holds leaves the tree too, but becomes free only when its last reader is dropped.
     """
     wanted = ledger.num_free + num_pages
-    for leaves, excess in order.shares.above():
+    for leaves, excess in order.quota.above():
         _evict_from(leaves, tree, ledger, order, (wanted - ledger.num_free, excess))
-    _evict_from(order.leaves, tree, ledger, order, (wanted - ledger.num_free, ledger.num_pages))
+    _evict_from(order.heap, tree, ledger, order, (wanted - ledger.num_free, ledger.num_pages))
     return ledger.num_free
 
 
-def _evict_from(leaves: Leaves, tree: RadixTree, ledger: PageLedger, order: LruOrder, enough: tuple[int, int]) -> None:
+def _evict_from(leaves: LruHeap, tree: RadixTree, ledger: PageLedger, order: LruOrder, enough: tuple[int, int]) -> None:
     """Take the oldest pages of `leaves`. `enough`: pages to be freed, and the most to be taken for that."""
     dropped: list[Int32Array] = [EMPTY]
     missing, most = enough
     while missing > 0 and most > 0 and (leaf := leaves.pop_oldest()) is not None:
         count = min(leaves.num_before_next(leaf), missing, most)
-        order.shares.add(leaf.namespace, -count)
+        order.quota.add(leaf.namespace, -count)
         if count < len(leaf.pages):
             pages = tree.trim(leaf, count)
-            order.offer(leaf)
+            order.push(leaf)
         else:
             pages = leaf.pages
             tree.remove(leaf)

@@ -13,9 +13,9 @@ Invariant: a page is free exactly when its owner set is empty, so it becomes fre
 away, whichever that is, and time never frees it. The states add up to the pool. A written page is never in the tree.
 
 An owner set is one number, WRITER + TREE + LEASE * leases + READER * readers, so that a call reads and writes each page
-once. Calls know the usual change of state and count it; what is in the way of it, readers mostly, goes through `_settle`.
-Readers of leased pages change no state: they are noted by the batch, and counted page by page only if a lease is given up
-before they let go.
+once. Calls know the usual change of state and count it; any other change, mostly because of readers, goes through
+`_change_owners`. Readers of leased pages change no state: they are noted by the batch, and counted page by page only if
+a lease ends before they do.
 """
 
 from typing import NamedTuple
@@ -81,7 +81,7 @@ class PageCounts(NamedTuple):
 
 class PageLedger:
     """Owner sets of pages [0, num_pages) and the free list. Every call takes page ids in one batch, each named once but
-    by `hold` and `unhold`."""
+    by `add_reader` and `drop_reader`."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -153,8 +153,8 @@ class PageLedger:
         self._count(num_pages, FREE, PRIVATE)
         return index.astype(np.int32)
 
-    def give_up(self, pages: Int32Array) -> None:
-        """The end of the one lease of pages outside the tree; those without another owner become free."""
+    def free_private(self, pages: Int32Array) -> None:
+        """End the one lease of pages outside the tree; those without another owner become free."""
         if self._uncounted:
             self._count_readers()
         index = _index(pages)
@@ -163,8 +163,8 @@ class PageLedger:
             self._count(len(index), PRIVATE, FREE)
             return
         before = self._owners[index]
-        self._expect(index, before & (_LEASES | _TREE) == _LEASE, "given up but not leased, or in the tree")
-        self._settle(index, before, before - _LEASE)
+        self._expect(index, before & (_LEASES | _TREE) == _LEASE, "freed but not leased, or in the tree")
+        self._change_owners(index, before, before - _LEASE)
 
     def lease(self, pages: Int32Array) -> None:
         """One more lease on pages of the tree."""
@@ -212,7 +212,7 @@ class PageLedger:
             return
         before = self._owners[index]
         self._expect(index, before & _ALL_BUT_READERS == _TREE, "evicted but pinned or not in the tree")
-        self._settle(index, before, before - _TREE)
+        self._change_owners(index, before, before - _TREE)
 
     # ---- peers and steps ---------------------------------------------------------------------------------------------
 
@@ -235,26 +235,26 @@ class PageLedger:
         else:
             before = self._owners[index]
             self._expect(index, before & _WRITER, "closed for a writer but not open")
-            self._settle(index, before, before - _WRITER)
+            self._change_owners(index, before, before - _WRITER)
         self._num_written -= len(index)
 
-    def hold(self, pages: Int32Array) -> None:
+    def add_reader(self, pages: Int32Array) -> None:
         """One reader more per occurrence in `pages`."""
         index = _index(pages)
         are_leased = int(np.count_nonzero(self._owners[index] & _LEASES)) == len(index)
         if are_leased and id(pages) not in self._uncounted:
             self._uncounted[id(pages)] = pages
             return
-        self._expect(index, self._owners[index], "held but free")
+        self._expect(index, self._owners[index], "read but free")
         self._read(index, _READER)
 
-    def unhold(self, pages: Int32Array) -> None:
+    def drop_reader(self, pages: Int32Array) -> None:
         if self._uncounted.pop(id(pages), None) is not None:
             return
         self._count_readers()
         index = _index(pages)
         self._read(index, -_READER)
-        self._expect(index, self._owners[index] >= 0, "let go but not held")
+        self._expect(index, self._owners[index] >= 0, "has more readers dropped than added")
 
     def _count_readers(self) -> None:
         for pages in self._uncounted.values():
@@ -268,7 +268,7 @@ class PageLedger:
         else:
             index, num_times = np.unique(index, return_counts=True)
             before = self._owners[index]
-            self._settle(index, before, before + change * num_times)
+            self._change_owners(index, before, before + change * num_times)
 
     # ---- totals and the free list ------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class PageLedger:
         self._owners[index] = now
         return True
 
-    def _settle(self, index: _Index, before: _Owners, after: _Owners) -> None:
+    def _change_owners(self, index: _Index, before: _Owners, after: _Owners) -> None:
         """Change the owner sets of pages in any states to any others."""
         self._owners[index] = after
         self._stack(index[(after == 0) & (before != 0)])

@@ -107,3 +107,11 @@ def _first_line(error: object) -> str:
     if len(lines) > 1 and text.endswith(":"):
         text += f" {lines[1]}"
     return text if not isinstance(error, KeyError) else f"no {text}"
+
+
+def num_parameters(source: WeightSource) -> int:
+    """Parameters of the model, counted without drawing or reading one. Raises ModelRefused."""
+    config = load_config(source)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return sum(parameter.numel() for parameter in model.parameters())

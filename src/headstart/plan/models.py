@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.config.errors import ConfigError, require
+from headstart.core.kv_layout import KVLayout
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 """Bytes of one number, by --weight-dtype and --kv-dtype."""
@@ -23,11 +24,6 @@ class Attention:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-
-    @property
-    def kv_elements_per_token(self) -> int:
-        """2 * L * Hkv * dh: numbers that one token keeps in a KV pool."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @property
     def flops_per_pair(self) -> int:
@@ -69,7 +65,9 @@ class ModelShape:
     context_len: int
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        return self.attention.kv_elements_per_token * DTYPE_BYTES[dtype]
+        shape = self.attention
+        stored = "fp8_e4m3" if dtype == "fp8" else dtype
+        return KVLayout.full(1, shape.num_layers, shape.num_kv_heads, shape.head_dim, stored).token_bytes
 
 
 def shape_of_config(name: str, config: dict[str, Any]) -> ModelShape:

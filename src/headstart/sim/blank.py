@@ -1,6 +1,6 @@
 """A device that computes nothing: steps take their time, and what comes out is read off a tape.
 
-idle ──launch──► running until `finish_at` ──poll──► idle
+idle ──launch──► running until `finish_at` ──poll──► idle, or running the step that was launched meanwhile
                     └──skip──► running a later step
 """
 
@@ -10,11 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from headstart.core.arrays import Int32Array
-from headstart.core.batch import Batch, BatchOutput, Sampled, SampleSpec
+from headstart.core.batch import Batch, BatchOutput, Row, Sampled, SampleSpec
 from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
 from headstart.core.request import Request
 from headstart.sim.cost import StepCost, shape_of, times_of
+from headstart.sim.executor import sampled_of
+from headstart.sim.steps_in_flight import StepsInFlight
 
 TAPE_LEN = 1 << 16
 _MASK = (1 << 64) - 1
@@ -30,7 +32,7 @@ class Tape:
         self._each_id = array("i", ids.tobytes())  # one is read off faster here than there
 
     def read(self, request: Request, first: int, count: int) -> Int32Array:
-        """Outputs [first, first + count) where no id is banned. Satisfies `scheduler.steps.Draw`."""
+        """Outputs [first, first + count) where no id is banned. Satisfies `sim.fast_forward.Draw`."""
         start = self._place(request.sampling.seed, request.ref.choice, first)
         if count > TAPE_LEN:
             return np.resize(self._ids[start : start + TAPE_LEN], count)
@@ -51,56 +53,72 @@ class Tape:
 class BlankExecutor:
     """Satisfies `core.batch.Executor`."""
 
-    def __init__(self, tape: Tape, cost: StepCost, page_size: int, clock: Clock) -> None:
+    def __init__(self, tape: Tape, cost: StepCost, page_size: int, clock: Clock, max_steps: int = 1) -> None:
         self.tape = tape
-        self.finish_at: float | None = None
         self.times: Iterator[float] = iter(())  # of the steps after the launched one, told as they are asked for
         self.num_steps = 0
         self._times_of = times_of(cost)
         self._page_size = page_size
         self._clock = clock
-        self._batch: Batch | None = None
+        self._steps: StepsInFlight[Batch] = StepsInFlight(clock, max_steps)
         self._num_skipped = 0
-        self._launched_at = 0.0
 
     @property
     def max_steps_in_flight(self) -> int:
-        return 1
+        return self._steps.max_steps
+
+    @property
+    def finish_at(self) -> float | None:
+        return self._steps.finish_at
+
+    @finish_at.setter
+    def finish_at(self, at: float | None) -> None:
+        self._steps.finish_at = at
 
     def launch(self, batch: Batch) -> None:
-        if self._batch is not None:
-            raise InvariantError("a step is in flight")
-        self._batch, self._num_skipped = batch, 0
+        self._check_pending(batch)
+        self._num_skipped = 0
         self.times = self._times_of(shape_of(batch, self._page_size))
-        self._launched_at = self._clock.now()
-        self.finish_at = self._launched_at + next(self.times)
+        self._steps.start(batch, next(self.times))
         self.num_steps += 1
 
+    def _check_pending(self, batch: Batch) -> None:
+        awaited = {row.pending.step_id for row in batch.rows if row.pending is not None}
+        if not awaited <= {step.step_id for step in self._steps.works()}:
+            raise InvariantError("a row waits for a token of a step that is not in flight")
+
     def skip(self, num_steps: int, launched_at: float, finish_at: float) -> None:
-        """Be in the step that comes `num_steps` after the one in flight, where every row decodes in all of them."""
+        """Be in the step that comes `num_steps` after the one in flight, if every row decodes in all of them."""
+        step = self._steps.oldest
+        if step is None or len(self._steps) > 1:
+            raise InvariantError("steps are skipped where one is in flight")
         self._num_skipped += num_steps
         self.num_steps += num_steps
-        self._launched_at, self.finish_at = launched_at, finish_at
+        step.started_at, step.finish_at = launched_at, finish_at
 
     @property
     def step_s(self) -> float:
-        """How long the step in flight takes."""
-        return 0.0 if self.finish_at is None else self.finish_at - self._launched_at
+        """How long the oldest step in flight takes."""
+        step = self._steps.oldest
+        return 0.0 if step is None else step.finish_at - step.started_at
 
     def poll(self) -> BatchOutput | None:
-        batch = self._batch
-        if batch is None or self.finish_at is None or (now := self._clock.now()) < self.finish_at:
+        ended = self._steps.take_ended()
+        if ended is None:
             return None
-        self._batch, self.finish_at = None, None
-        sampled = [self._sample(row.row_id, spec) for row in batch.rows if (spec := row.sample) is not None]
-        return BatchOutput(batch.step_id + self._num_skipped, tuple(sampled), now - self._launched_at)
+        batch = ended.work
+        sampled = [self._sample(row, spec) for row in batch.rows if (spec := row.sample) is not None]
+        return BatchOutput(batch.step_id, tuple(sampled), self._clock.now() - ended.started_at)
 
     def close(self) -> None:
-        self._batch, self.finish_at = None, None
+        self._steps.clear()
 
-    def _sample(self, row_id: int, spec: SampleSpec) -> Sampled:
-        token = self.tape.sample(spec, spec.output_index + self._num_skipped)
-        if spec.num_top_logprobs is None:
-            return Sampled(row_id, (token,))
-        top = tuple((token + k, -1.0) for k in range(spec.num_top_logprobs))
-        return Sampled(row_id, (token,), (-0.5,), (top,) if top else ())
+    def _sample(self, row: Row, spec: SampleSpec) -> Sampled:
+        """Drafts are accepted for as long as they are what the tape says."""
+        first = spec.output_index + self._num_skipped
+        drawn = [self.tape.sample(spec, first)]
+        for draft in row.tokens[len(row.tokens) - row.num_drafts :].tolist():
+            if draft != drawn[-1]:
+                break
+            drawn.append(self.tape.sample(spec, first + len(drawn)))
+        return sampled_of(row.row_id, drawn, spec)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 from msgspec import structs
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 from headstart.core.layout import PoolRegion
 from headstart.core.messages import Join, Message, Prefill, WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.contract import Send
+from headstart.scheduler.protocol import Scheduler, Send
 from headstart.sim.blank import BlankExecutor, Tape
 from headstart.sim.clock import VirtualClock
+from headstart.sim.drafter import SimDrafter
 from headstart.sim.executor import FakeExecutor, Model
 from headstart.sim.network import ControlNetwork
 from headstart.sim.spec import WorldSpec
@@ -23,14 +25,14 @@ from headstart.sim.worker import Organs, SimWorker
 from headstart.transfer.contract import PageDigests
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import LoopbackNetwork
-from headstart.worker.recording import RecordedScheduler, Recorder, recorded_ports
+from headstart.worker.decision_log import DecisionLog, Head
+from headstart.worker.recorder import Recorder, recorded_ports
 from headstart.worker.schedulers import DecodeSpec, PrefillSpec, SchedulerPorts, SchedulerSpec, scheduler_over
-from headstart.worker.tape import Head, TapeWriter
 
 MakeCache = Callable[[int, int], PrefixCache]
 """(num_pages, page_size): a test may take something away from the real one."""
-OpenTape = Callable[[str, Head], TapeWriter]
-"""(name, head): a tape for a worker or the gateway."""
+OpenLog = Callable[[str, Head], DecisionLog]
+"""(name, head): a decision log for a worker or the gateway."""
 PREFILL, DECODE = "prefill", "decode"
 
 
@@ -45,7 +47,7 @@ class Surroundings:
     book: ContextBook
     tape: Tape
     make_cache: MakeCache = PrefixCache
-    open_tape: OpenTape | None = None
+    open_log: OpenLog | None = None
 
 
 def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker:
@@ -53,7 +55,7 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     spec = around.spec
     is_prefill = ref.name.startswith(PREFILL)
     num_pages = spec.prefill_pages if is_prefill else spec.decode_pages
-    device = _device(is_prefill, num_pages, around)
+    device = _device(ref, is_prefill, num_pages, around)
     transport = around.links.transport(str(ref), device.memory, device.region)
     cache = around.make_cache(num_pages, spec.page_size)
 
@@ -62,21 +64,22 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
         send = partial(_send_cacheable, send)
     delay_s = spec.timing.control_delay_s[0]
     unsaid = Unsaid(around.clock, delay_s, send, partial(around.control.send_late, str(ref)))
-    leaps = spec.modelling.jumps and not is_prefill
-    ports = SchedulerPorts(transport, device.digests, around.clock, unsaid.send if leaps else send)
+    jumps = spec.modelling.jumps and not is_prefill
+    drafter = None if is_prefill or not spec.decode.num_draft_tokens else SimDrafter(number, spec.vocab_size)
+    ports = SchedulerPorts(transport, device.digests, around.clock, unsaid.send if jumps else send, drafter)
     parts = _scheduler_spec(ref, is_prefill, transport.descriptor(), around)
-    if around.open_tape is None:
+    if around.open_log is None:
         scheduler, recorded = scheduler_over(parts, ports, cache), None
     else:
-        recorder = Recorder(around.open_tape(str(ref), parts), around.clock)
-        scheduler = scheduler_over(parts, recorded_ports(ports, recorder), cache)
-        recorder.built()
-        recorded = RecordedScheduler(scheduler, recorder, spec.page_size)
+        recorder = Recorder(around.open_log(str(ref), parts), around.clock)
+        recorded_by = recorded_ports(ports, recorder)
+        scheduler = recorder.build(lambda: scheduler_over(parts, recorded_by, cache))
+        recorded = recorder.part(cast(Scheduler, scheduler), Scheduler)
     capacity = spec.prefill.capacity_tokens if is_prefill else spec.decode.context_len
     join = Join(ref, PREFILL if is_prefill else DECODE, spec.kv_spec, f"sim://{ref}", capacity, lock_domain="sim")
     worker = SimWorker(join, Organs(scheduler, cache, transport, device.executor, recorded), around.clock, send, number)
-    if leaps:
-        worker.leap(unsaid)
+    if jumps:
+        worker.fast_forward(unsaid)
     return worker
 
 
@@ -103,14 +106,18 @@ class _Device:
     executor: FakeExecutor | BlankExecutor
 
 
-def _device(is_prefill: bool, num_pages: int, around: Surroundings) -> _Device:
+def _device(ref: WorkerRef, is_prefill: bool, num_pages: int, around: Surroundings) -> _Device:
     spec, size = around.spec, around.spec.page_size
+    allowed = spec.modelling.prefill_steps_in_flight if is_prefill else spec.modelling.decode_steps_in_flight
+    max_steps = allowed[int(ref.name.split("-")[1]) % len(allowed)]
     cost = spec.timing.prefill_cost if is_prefill else spec.timing.decode_cost
     region = PoolRegion(0, num_pages, spec.mark_bytes)
     if spec.modelling.content == "none":
         nothing = np.zeros((num_pages, 0), dtype=np.uint8)
-        return _Device(None, region, HostDigests(nothing), BlankExecutor(around.tape, cost, size, around.clock))
+        return _Device(
+            None, region, HostDigests(nothing), BlankExecutor(around.tape, cost, size, around.clock, max_steps)
+        )
     pool = np.zeros((num_pages, size), dtype=np.uint64)
     memory = pool.reshape(-1).view(np.uint8)
-    executor = FakeExecutor(Model(around.book, spec.vocab_size, size, cost), pool, around.clock)
+    executor = FakeExecutor(Model(around.book, spec.vocab_size, size, cost), pool, around.clock, max_steps)
     return _Device(memory, region, HostDigests(memory.reshape(num_pages, -1)), executor)

@@ -11,7 +11,7 @@ from headstart.sim.clock import VirtualClock
 
 @dataclass(slots=True, eq=False)
 class Handle:
-    """Satisfies `gateway.choice.Sink`."""
+    """Satisfies `gateway.choice_record.Sink`."""
 
     request: Request
     clock: VirtualClock

@@ -66,7 +66,7 @@ class LinkCost:
 
 def times_of(cost: StepCost) -> StepTimes:
     """A cost may have a method `times`, a quicker way to the times of steps in a row than to ask for each."""
-    foreseen: StepTimes | None = getattr(cost, "times", None)  # isinstance knows no Protocol that is compiled
+    foreseen: StepTimes | None = getattr(cost, "times", None)
     return partial(_asked_for_each, cost) if foreseen is None else foreseen
 
 
@@ -84,7 +84,7 @@ def shape_of(batch: Batch, page_size: int) -> StepShape:
     tokens to come, is only ever one row's own."""
     num_rows = num_new = context = pairs = 0
     for row in batch.rows:
-        start, num_tokens = row.start, len(row.tokens)
+        start, num_tokens = row.start, row.num_new
         stop = start + num_tokens
         num_rows += row.sample is not None
         num_new += num_tokens

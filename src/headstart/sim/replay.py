@@ -1,69 +1,46 @@
-"""`headstart replay`: feed what processes put on tape to fresh schedulers and dispatchers, and compare every decision.
+"""`headstart replay`: repeat what processes logged with fresh schedulers and dispatchers, and compare every decision.
 
     head ─► rebuilt ─► call after call ─► identical | different (the first difference is reported)
 
-A replayed part reads the noted clock readings in place of a clock, gets the noted handles for the writes it posts, and
-whatever it says, posts, launches or returns must be what stands next among the noted effects. See `worker.tape`.
+A replayed part gets the logged results from its ports: clock readings, digests, handles of posted writes, and failures.
+Which port it calls, with which arguments, and what it returns must be what stands next in the log. See `worker.recorder`.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from headstart.core.arrays import Int32Array
-from headstart.core.errors import ErrorCode
-from headstart.core.messages import Failed, Finished, Flushed, Message, TokenDelta, Tokens
-from headstart.gateway.entrance import Entrance
-from headstart.scheduler.contract import Scheduler
-from headstart.transfer.contract import TransferError, TransferEvent
-from headstart.worker.recording import FLUSH_CLIENT, counted, make_dispatcher
-from headstart.worker.schedulers import SchedulerPorts, make_scheduler
-from headstart.worker.tape import (
-    Asked,
-    Call,
-    Cancelled,
-    Digested,
-    DispatcherSpec,
-    Effect,
-    Head,
-    Input,
-    Linked,
-    Raised,
-    Received,
-    Said,
-    StepEnded,
-    Stopped,
-    Submitted,
-    Transferred,
-    Wakeup,
-    Wrote,
-    client_name,
-    event_of,
-    frame_of,
-    int32_bytes,
-    launched,
-    message_in,
-    submit_in,
-)
-from headstart.worker.tape_words import describe, describe_input
+from headstart.core.clock import Clock
+from headstart.core.errors import InvariantError
+from headstart.gateway.dispatch import DispatcherApi
+from headstart.scheduler.protocol import Drafter, Scheduler, Send
+from headstart.transfer.contract import PageDigests, TransferError, Transport
+from headstart.worker.call_codec import CALLABLE, MethodCodec, codecs_of, encode, summarize
+from headstart.worker.decision_log import Call, DispatcherSpec, Failure, Head
+from headstart.worker.recorder import BUILD, CLOCK, DIGESTS, DRAFTER, SEND, TRANSPORT, make_dispatcher
+from headstart.worker.schedulers import DecodeSpec, SchedulerPorts, make_scheduler
 
 NUM_CALLS_BEFORE = 3
 """Calls shown before the one that differs."""
+PORTS: dict[str, Any] = {CLOCK: Clock, SEND: Send, TRANSPORT: Transport, DIGESTS: PageDigests, DRAFTER: Drafter}
+FAILURES: dict[str, Callable[[str], Exception]] = {"TransferError": TransferError, "ValueError": ValueError}
+"""What a port may raise, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first call that went another way and its number, and what was noted and done instead."""
+    """The first call that went another way and its number, and what was logged and done instead."""
 
     number: int
-    calls: tuple[Call, ...]  # a few before it, and itself
-    noted: str
+    calls: tuple[str, ...]  # a few before it, and itself
+    logged: str
     done: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`num_decisions` counts effects that were compared."""
+    """`num_decisions` counts calls of ports and results that were compared, clock readings apart."""
 
     num_calls: int
     num_readings: int
@@ -71,12 +48,12 @@ class Verdict:
     difference: Difference | None = None
 
 
-class Diverged(Exception):
-    """A replayed part did something else than what is on the tape."""
+class Diverged(BaseException):
+    """A replayed part did something else than what the log says. No part catches it."""
 
-    def __init__(self, noted: str, done: str) -> None:
-        super().__init__(f"noted: {noted}; done: {done}")
-        self.noted = noted
+    def __init__(self, logged: str, done: str) -> None:
+        super().__init__(f"logged: {logged}; done: {done}")
+        self.logged = logged
         self.done = done
 
 
@@ -91,206 +68,118 @@ def replay(head: Head, calls: Iterable[Call]) -> Verdict:
         try:
             script.play(call)
         except Diverged as gap:
-            difference = Difference(num_calls, tuple(recent), gap.noted, gap.done)
+            difference = Difference(num_calls, tuple(map(script.describe, recent)), gap.logged, gap.done)
             break
         num_calls += 1
     return Verdict(num_calls, script.num_readings, script.num_decisions, difference)
 
 
-Do = Callable[[Input], "Effect | None"]
-"""Performs an input; returns what the call's result is noted as, if it has one."""
-
-
 class Script:
-    """What the tape says comes next. Satisfies `core.clock.Clock`."""
+    """Plays a part's calls, and is all of its ports."""
 
     def __init__(self, head: Head) -> None:
         self.num_readings = 0
         self.num_decisions = 0
         self._head = head
-        self._do: Do = self._construct
-        self._times: list[deque[float]] = []
-        self._effects: list[deque[Effect]] = []
+        self._part: Any = None
+        self._methods = codecs_of(DispatcherApi if isinstance(head, DispatcherSpec) else Scheduler)
+        self._ports: dict[str, dict[str, MethodCodec]] = {name: codecs_of(kind) for name, kind in PORTS.items()}
+        self._expected: list[deque[Call]] = []  # port calls of the part's calls that are open, innermost last
 
     def play(self, call: Call) -> None:
         """Raises Diverged."""
-        self._times.append(deque(call.times))
-        self._effects.append(deque(call.effects))
+        self._expected.append(deque(call.calls))
+        result, failure = encode(None), None
         try:
-            result = self._do(call.input)
-            if result is not None:
-                self.expect(result)
-        except Diverged:
-            raise
+            result = self._run(call)
         except Exception as error:
-            self.expect(Raised(type(error).__name__))
-        times, effects = self._times.pop(), self._effects.pop()
-        if effects:
-            raise Diverged(describe(effects[0]), "nothing more")
-        if times:
-            raise Diverged(f"{len(times)} more clock readings", "none")
-
-    def now(self) -> float:
-        if not self._times or not self._times[-1]:
-            raise Diverged("no further clock reading", "one")
-        self.num_readings += 1
-        return self._times[-1].popleft()
-
-    def expect(self, effect: Effect) -> None:
-        noted = self._next(effect)
-        if noted != effect:
-            raise Diverged(describe(noted), describe(effect))
-
-    def expect_write(self, write: Wrote) -> int:
-        """The noted handle. Raises TransferError where the post failed."""
-        noted = self._next(write)
-        if not isinstance(noted, Wrote) or _request(noted) != _request(write):
-            raise Diverged(describe(noted), describe(write))
-        if noted.error is not None:
-            raise TransferError(noted.error)
-        return noted.handle
-
-    def expect_digests(self, pages: bytes) -> list[int]:
-        noted = self._next(Digested(pages, ()))
-        if not isinstance(noted, Digested) or noted.pages != pages:
-            raise Diverged(describe(noted), describe(Digested(pages, ())))
-        return list(noted.digests)
-
-    def expect_link(self, link: Linked) -> None:
-        noted = self._next(link)
-        if not isinstance(noted, Linked) or (noted.peer, noted.descriptor) != (link.peer, link.descriptor):
-            raise Diverged(describe(noted), describe(link))
-        if noted.error is not None:
-            raise TransferError(noted.error)
-
-    def play_nested(self) -> None:
-        """Calls that the client made from within its callback."""
-        while self._effects[-1] and isinstance(call := self._effects[-1][0], Call):
-            self._effects[-1].popleft()
-            self.play(call)
-
-    def _construct(self, noted: Input) -> None:
-        """The first call on a tape is the part's construction."""
-        self._do = _rebuild(self._head, self)
-
-    def _next(self, done: Effect) -> Effect:
-        if not self._effects[-1]:
-            raise Diverged("nothing more", describe(done))
+            failure = Failure(type(error).__name__, str(error))
         self.num_decisions += 1
-        return self._effects[-1].popleft()
+        if (bytes(result), failure) != (bytes(call.result), call.failure):
+            raise Diverged(self._outcome(call), str(failure or self._result(call, result)))
+        if left := self._expected.pop():
+            raise Diverged(self.describe(left[0]), "nothing more")
+
+    def port(self, name: str) -> Any:
+        """The port of that name. A callable's is its one method."""
+        codecs = self._ports[name]
+        return self.method(name, codecs[CALLABLE]) if CALLABLE in codecs else _ScriptedPort(self, name, codecs)
+
+    def method(self, target: str, codec: MethodCodec) -> Callable[..., Any]:
+        """A method of a port, as the log says that it went."""
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            done = Call(target, codec.name, encode(tuple(map(summarize, codec.bind(args, kwargs)))))
+            call = self._next(done)
+            for nested in call.calls:
+                self.play(nested)
+            if call.failure is not None:
+                raise FAILURES.get(call.failure.kind, InvariantError)(call.failure.message)
+            return codec.result.decode(call.result)
+
+        return method
+
+    def describe(self, call: Call) -> str:
+        """A call for people."""
+        if call.method == BUILD:
+            return BUILD
+        codec = (self._ports[call.target] if call.target else self._methods)[call.method]
+        return f"{call.target} {codec.describe(call.arguments)}".strip()
+
+    def _run(self, call: Call) -> Any:
+        if call.method == BUILD:
+            self._part = self._build()
+            return encode(None)
+        codec = self._methods[call.method]
+        arguments = list(codec.arguments.decode(call.arguments))
+        for position, kind in codec.ports.items():
+            self._ports[arguments[position]] = codecs_of(kind)
+            arguments[position] = self.port(arguments[position])
+        return encode(summarize(getattr(self._part, call.method)(*arguments)))
+
+    def _build(self) -> Any:
+        if isinstance(self._head, DispatcherSpec):
+            return make_dispatcher(self._head, self.port(CLOCK), self.port(SEND))
+        has_drafter = isinstance(self._head, DecodeSpec) and self._head.limits.num_draft_tokens > 0
+        drafter = self.port(DRAFTER) if has_drafter else None
+        transport, digests, clock, send = map(self.port, (TRANSPORT, DIGESTS, CLOCK, SEND))
+        return make_scheduler(self._head, SchedulerPorts(transport, digests, clock, send, drafter))
+
+    def _next(self, done: Call) -> Call:
+        """The call that the log has next, which must be `done`."""
+        expected = self._expected[-1]
+        if not expected:
+            raise Diverged("nothing more", self.describe(done))
+        call = expected.popleft()
+        same = (call.target, call.method, bytes(call.arguments)) == (done.target, done.method, bytes(done.arguments))
+        if not same:
+            raise Diverged(self.describe(call), self.describe(done))
+        if call.target == CLOCK:
+            self.num_readings += 1
+        else:
+            self.num_decisions += 1
+        return call
+
+    def _outcome(self, call: Call) -> str:
+        return str(call.failure or self._result(call, call.result))
+
+    def _result(self, call: Call, result: Any) -> str:
+        if call.method == BUILD:
+            return "built"
+        return f"returns {self._methods[call.method].result.decode(result)}"
 
 
-def _request(write: Wrote) -> tuple[str, bytes, bytes, bytes]:
-    return write.peer, write.src_pages, write.dst_pages, write.notice
+class _ScriptedPort:
+    """Has the methods of a port's protocol."""
 
+    def __init__(self, script: Script, name: str, codecs: dict[str, MethodCodec]) -> None:
+        self._script = script
+        self._name = name
+        self._codecs = codecs
 
-# ---- parts under replay ----------------------------------------------------------------------------------------------
-
-
-def _rebuild(head: Head, script: Script) -> Do:
-    def say(recipient: str, message: Message) -> None:
-        script.expect(Said(recipient, frame_of(message)))
-
-    if isinstance(head, DispatcherSpec):
-        dispatcher = make_dispatcher(head, script, say)
-        return lambda noted: _do_dispatch(dispatcher, noted, script)
-    page_size = head.kv_spec.page_size
-    ports = SchedulerPorts(ScriptedTransport(script, head.descriptor), ScriptedDigests(script), script, say)
-    scheduler = make_scheduler(head, ports)
-    return lambda noted: _do_schedule(scheduler, noted, page_size)
-
-
-def _do_schedule(scheduler: Scheduler, noted: Input, page_size: int) -> Effect | None:
-    match noted:
-        case Received(sender, frame):
-            scheduler.handle(sender, message_in(frame))
-        case Transferred():
-            scheduler.on_transfer(event_of(noted))
-        case StepEnded(output):
-            scheduler.update(output)
-        case Asked("advance"):
-            return Wakeup(scheduler.advance())
-        case Asked("schedule"):
-            return launched(scheduler.schedule(), page_size)
-        case Asked("load"):
-            return counted(scheduler.load())
-        case _:
-            raise Diverged(describe_input(noted), "no input of a scheduler")
-    return None
-
-
-def _do_dispatch(dispatcher: Entrance, noted: Input, script: Script) -> Effect | None:
-    match noted:
-        case Received(sender, frame):
-            dispatcher.handle(sender, message_in(frame))
-        case Submitted(frame):
-            request = submit_in(frame).request
-            dispatcher.submit(request, ScriptedSink(script, client_name(request.ref.request_id, request.ref.choice)))
-        case Cancelled(request_id, code, message):
-            dispatcher.cancel(request_id, ErrorCode(code), message)
-        case Stopped(request_id, choice):
-            dispatcher.stop(request_id, choice)
-        case Asked("flush"):
-            dispatcher.flush(lambda ok, num: script.expect(Said(FLUSH_CLIENT, frame_of(Flushed(0, ok, num)))))
-        case Asked("advance"):
-            return Wakeup(dispatcher.advance())
-        case _:
-            raise Diverged(describe_input(noted), "no input of a dispatcher")
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedTransport:
-    """Satisfies `transfer.contract.Transport`: posts succeed or fail as they did."""
-
-    script: Script
-    own: bytes
-
-    def descriptor(self) -> bytes:
-        return self.own
-
-    def connect(self, peer: str, descriptor: bytes) -> None:
-        self.script.expect_link(Linked(peer, descriptor))
-
-    def disconnect(self, peer: str) -> None:
-        self.script.expect_link(Linked(peer, None))
-
-    def write(self, peer: str, src_pages: Int32Array, dst_pages: Int32Array, notice: bytes) -> int:
-        return self.script.expect_write(Wrote(peer, int32_bytes(src_pages), int32_bytes(dst_pages), notice))
-
-    def poll(self) -> list[TransferEvent]:
-        return []
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedDigests:
-    """Satisfies `transfer.contract.PageDigests`."""
-
-    script: Script
-
-    def digest(self, pages: Int32Array) -> list[int]:
-        return self.script.expect_digests(int32_bytes(pages))
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedSink:
-    """Satisfies `gateway.choice.Sink`: calls back as the client did."""
-
-    script: Script
-    name: str
-
-    def on_tokens(self, delta: TokenDelta) -> None:
-        self._take(Tokens((delta,)))
-
-    def on_finished(self, finished: Finished) -> None:
-        self._take(finished)
-
-    def on_failed(self, failed: Failed) -> None:
-        self._take(failed)
-
-    def _take(self, message: Message) -> None:
-        self.script.expect(Said(self.name, frame_of(message)))
-        self.script.play_nested()
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method not in self._codecs:
+            raise AttributeError(method)
+        made = self._script.method(self._name, self._codecs[method])
+        setattr(self, method, made)
+        return made

@@ -1,16 +1,15 @@
-"""`headstart replay`: every tape of a folder, and what its replay found in words."""
+"""`headstart replay`: every decision log of a folder, and what its replay found in words."""
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from headstart.sim.replay import Verdict, replay
-from headstart.worker.tape import SUFFIX, TapeError, read_tape
-from headstart.worker.tape_words import describe_input
+from headstart.worker.decision_log import SUFFIX, DecisionLogError, read_decision_log
 
 
 def replay_folder(folder: Path) -> int:
-    """Replay every tape in it, a line each; 1 if any went another way or cannot be read."""
+    """Replay every log in it, a line each; 1 if any went another way or cannot be read."""
     paths = sorted(folder.glob(f"*{SUFFIX}"))
     if not paths:
         print(f"headstart replay: {folder} holds no *{SUFFIX} files", file=sys.stderr)
@@ -20,8 +19,8 @@ def replay_folder(folder: Path) -> int:
 
 def _replay_file(path: Path) -> int:
     try:
-        verdict = replay(*read_tape(path))
-    except TapeError as error:
+        verdict = replay(*read_decision_log(path))
+    except DecisionLogError as error:
         print(f"headstart replay: {error}", file=sys.stderr)
         return 1
     print(f"{path.stem}: " + "\n  ".join(report(verdict)))
@@ -38,7 +37,7 @@ def report(verdict: Verdict) -> Iterator[str]:
         return
     yield f"{counts} identical, then call {difference.number} went another way"
     for call in difference.calls[:-1]:
-        yield f"before:  {describe_input(call.input)}"
-    yield f"call:    {describe_input(difference.calls[-1].input)}"
-    yield f"noted:   {difference.noted}"
+        yield f"before:  {call}"
+    yield f"call:    {difference.calls[-1]}"
+    yield f"logged:  {difference.logged}"
     yield f"now:     {difference.done}"

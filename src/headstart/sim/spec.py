@@ -8,7 +8,7 @@ from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import MakePolicy, prefix_affinity
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.sim.cost import LinkCost, StepCost, linear_cost
-from headstart.sim.watermarks import MARK_BYTES
+from headstart.sim.watermarks import marks_layout
 
 SMALL_PREFILL = PrefillLimits(max_running_requests=8, chunked_prefill_size=16, credit_tokens=128, capacity_tokens=256)
 SMALL_DECODE = DecodeLimits(
@@ -42,6 +42,8 @@ class Modelling:
     content: Literal["watermarks", "none"] = "watermarks"  # none: pools have no memory, outputs depend on no KV
     page_bytes: int | None = None  # of the modelled KV: what links and stats count; None: of the watermarks
     cacheable_calls: bool = False  # prefill workers keep what they compute, also for requests that are uncacheable
+    prefill_steps_in_flight: tuple[int, ...] = (1,)  # most of them, of each prefill worker in turn
+    decode_steps_in_flight: tuple[int, ...] = (1,)
     jumps: bool = False  # steps that only decode are advanced together; needs content "none" and a fixed control delay
 
 
@@ -67,10 +69,12 @@ class WorldSpec:
         low, high = self.timing.control_delay_s
         if self.modelling.jumps and (self.modelling.content != "none" or low != high):
             raise ValueError("jumps need content 'none' and a control delay that is always the same")
+        if self.modelling.jumps and (max(self.modelling.decode_steps_in_flight) > 1 or self.decode.num_draft_tokens):
+            raise ValueError("jumps need one step in flight and no drafts")
 
     @property
     def kv_spec(self) -> KVSpec:
-        return KVSpec(PROTOCOL_VERSION, "watermarks", self.page_size, "uint64", 1, 1, 1, "none")
+        return KVSpec(PROTOCOL_VERSION, "watermarks", "none", marks_layout(self.page_size))
 
     @property
     def page_bytes(self) -> int:
@@ -80,4 +84,4 @@ class WorldSpec:
     @property
     def mark_bytes(self) -> int:
         """As a pool of watermarks holds them."""
-        return self.page_size * MARK_BYTES
+        return marks_layout(self.page_size).page_bytes

@@ -50,7 +50,7 @@ class Unsaid:
         self._find = find
 
     def send(self, recipient: str, message: Message) -> None:
-        """Satisfies `scheduler.contract.Send`. Tokens with logprobs are sent as they come."""
+        """Satisfies `scheduler.protocol.Send`. Tokens with logprobs are sent as they come."""
         if isinstance(message, Tokens):
             self._take(recipient, message)
             return

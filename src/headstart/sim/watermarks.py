@@ -14,14 +14,19 @@ from numpy.typing import NDArray
 
 from headstart.core.arrays import Int32Array
 from headstart.core.batch import SampleSpec
+from headstart.core.kv_layout import KVLayout, PageGroup, Part
 from headstart.core.request import SamplingParams
 
 Marks = NDArray[np.uint64]
-MARK_BYTES = 8
 _MASK = (1 << 64) - 1
 
 
-def _mix(mark: int, value: int) -> int:
+def marks_layout(page_size: int) -> KVLayout:
+    """A pool of watermarks: one number a token."""
+    return KVLayout(page_size, (PageGroup(1, (Part("mark", 1, 1, "uint64"),)),))
+
+
+def chain(mark: int, value: int) -> int:
     """One step of a 64-bit chain (constants of splitmix64)."""
     mark = ((mark ^ value) + 0x9E3779B97F4A7C15) & _MASK
     mark = ((mark ^ (mark >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -66,7 +71,7 @@ class ContextBook:
         mark = self.root(namespace) if before is None else before.last
         new = []
         for token in tokens.tolist():
-            mark = _mix(mark, token)
+            mark = chain(mark, token)
             new.append(mark)
         marks = np.array(new, dtype=np.uint64)
         raw = tokens.astype("<i4", copy=False).tobytes()
@@ -84,11 +89,11 @@ def next_token(last_mark: int, spec: SampleSpec, vocab_size: int) -> int:
     draw = last_mark
     if spec.params.temperature > 0:
         for part in (spec.params.seed, spec.choice, spec.output_index):
-            draw = _mix(draw, part)
+            draw = chain(draw, part)
     if (params := spec.params).presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
         return _penalized_token(draw, spec, vocab_size)
     while (token := (draw >> 16) % vocab_size) in spec.banned_ids:
-        draw = _mix(draw, 1)
+        draw = chain(draw, 1)
     return token
 
 
@@ -98,7 +103,7 @@ def _penalized_token(draw: int, spec: SampleSpec, vocab_size: int) -> int:
     outputs = Counter(spec.context[spec.prompt_len :].tolist())
 
     def score(token: int) -> float:
-        likes = (_mix(draw, token) >> 11) / (1 << 53)
+        likes = (chain(draw, token) >> 11) / (1 << 53)
         if token in seen:
             likes = (likes + 1.0) / params.repetition_penalty
         return likes - params.presence_penalty * (token in outputs) - params.frequency_penalty * outputs[token]

@@ -11,16 +11,16 @@ from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
 from headstart.core.messages import Heartbeat, Join, Membership, Message, PrefillDone, Submit, WorkerLoad, WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.contract import Scheduler
-from headstart.scheduler.decode import DecodeScheduler
-from headstart.scheduler.prefill import PrefillScheduler
+from headstart.scheduler.decode.scheduler import DecodeScheduler
+from headstart.scheduler.prefill.scheduler import PrefillScheduler
+from headstart.scheduler.protocol import Scheduler
 from headstart.sim.blank import BlankExecutor
 from headstart.sim.clock import NEVER
 from headstart.sim.executor import FakeExecutor
-from headstart.sim.leap import Leaps
+from headstart.sim.fast_forward import FastForward
 from headstart.sim.unsaid import Unsaid
 from headstart.transfer.contract import Transport
-from headstart.worker.loop import IDLE_S, POLL_S, LoopParts, Vitals, WorkerLoop
+from headstart.worker.loop import IDLE_S, POLL_S, LoopHealth, LoopParts, WorkerLoop
 
 GATEWAY = "gateway"
 SHORTEST_S = POLL_S / 10
@@ -67,7 +67,7 @@ class Organs:
     cache: PrefixCache
     transport: Transport
     executor: FakeExecutor | BlankExecutor
-    recorded: Scheduler | None = None  # stands around `scheduler` where it is put on tape
+    recorded: Scheduler | None = None  # stands around `scheduler` where its decisions are logged
 
 
 class SimWorker:
@@ -85,7 +85,7 @@ class SimWorker:
         self._checked_at: int | None = None  # changes, when they were last proven right
         self._clock = clock
         self._send = send
-        self._vitals = Vitals(clock.now())
+        self._vitals = LoopHealth(clock.now())
         parts = LoopParts(
             organs.recorded or organs.scheduler,
             organs.transport,
@@ -97,14 +97,14 @@ class SimWorker:
         )
         self._loop = WorkerLoop(parts)
         self._wakeup = NEVER  # what the scheduler last asked for
-        self._leaps: Leaps | None = None
+        self._fast_forward: FastForward | None = None
 
-    def leap(self, unsaid: Unsaid) -> None:
+    def fast_forward(self, unsaid: Unsaid) -> None:
         """From now on take steps that only decode together. Only for decode workers with a blank device."""
         scheduler, executor = self.organs.scheduler, self.organs.executor
         assert isinstance(scheduler, DecodeScheduler)
         assert isinstance(executor, BlankExecutor)
-        self._leaps = Leaps(scheduler, executor, self._loop, unsaid)
+        self._fast_forward = FastForward(scheduler, executor, self._loop, unsaid)
 
     @property
     def ref(self) -> WorkerRef:
@@ -112,36 +112,36 @@ class SimWorker:
 
     def run_pass(self) -> None:
         """One pass of the loop; sets when the next is due if nothing arrives before."""
-        now, leaps = self._clock.now(), self._leaps
-        if leaps is not None:
-            self._prepare_pass(leaps, now)
+        now, ahead = self._clock.now(), self._fast_forward
+        if ahead is not None:
+            self._prepare_pass(ahead, now)
         self.num_changes += 1
         wakeup = self._loop.run_pass()
         due = self._wakeup = NEVER if wakeup is None else wakeup
-        finish_at = self.organs.executor.finish_at if leaps is None else leaps.look_ahead()
+        finish_at = self.organs.executor.finish_at if ahead is None else ahead.look_ahead()
         if finish_at is not None and finish_at < due:
             due = finish_at
         self.wake_at = due if due > now else now + SHORTEST_S
 
-    def _prepare_pass(self, leaps: Leaps, now: float) -> None:
+    def _prepare_pass(self, ahead: FastForward, now: float) -> None:
         """Note what was done before a pass that may change what runs, and say it before one that may end it early."""
-        leaps.catch_up(now)
+        ahead.catch_up(now)
         finish_at = self.organs.executor.finish_at
         if self._wakeup <= now or not self.mailbox.is_harmless:
-            leaps.say()
+            ahead.say()
         elif finish_at is not None and finish_at <= now:
-            leaps.collect()
+            ahead.collect()
 
     def catch_up(self) -> None:
         """Be where a worker would be now that takes every step by itself."""
-        if self._leaps is not None and not self.is_stalled:
-            self.num_changes += self._leaps.catch_up(self._clock.now())
+        if self._fast_forward is not None and not self.is_stalled:
+            self.num_changes += self._fast_forward.catch_up(self._clock.now())
 
     def say(self, arriving_by: float = NEVER) -> None:
         """Say what has not been said yet of what reaches the gateway by this time."""
         self.catch_up()
-        if self._leaps is not None:
-            self._leaps.say(arriving_by)
+        if self._fast_forward is not None:
+            self._fast_forward.say(arriving_by)
 
     def end(self) -> None:
         """What it has to say has left; no pass will ever be due."""
@@ -157,8 +157,8 @@ class SimWorker:
         """It stops here, in the step in flight."""
         self.say()
         self.is_stalled = True
-        if self._leaps is not None:
-            self._leaps.halt()
+        if self._fast_forward is not None:
+            self._fast_forward.halt()
             finish_at = self.organs.executor.finish_at
             self.wake_at = self.wake_at if finish_at is None else min(self.wake_at, finish_at)
 

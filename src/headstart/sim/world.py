@@ -14,23 +14,21 @@ from headstart.core.arrays import int32_array
 from headstart.core.errors import InvariantError
 from headstart.core.messages import Message, WorkerRef
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
-from headstart.gateway.choice import Sink
-from headstart.gateway.dispatch import Dispatcher
-from headstart.gateway.entrance import Entrance
+from headstart.gateway.choice_record import Sink
+from headstart.gateway.dispatch import Dispatcher, DispatcherApi
 from headstart.kv.cache import PrefixCache
 from headstart.sim.blank import Tape
-from headstart.sim.build import MakeCache, OpenTape, Surroundings, build_worker
+from headstart.sim.build import MakeCache, OpenLog, Surroundings, build_worker
 from headstart.sim.client import Handle
 from headstart.sim.clock import NEVER, Agenda, VirtualClock
 from headstart.sim.launcher import Processes, SimLauncher
 from headstart.sim.network import ControlNetwork, MessageJudge
-from headstart.sim.reading import Reader
 from headstart.sim.spec import WorldSpec
 from headstart.sim.watermarks import ContextBook
 from headstart.sim.worker import GATEWAY, SimWorker
 from headstart.transfer.loopback import Judge, LoopbackNetwork
-from headstart.worker.recording import policy_name, record_dispatcher
-from headstart.worker.tape import DispatcherSpec
+from headstart.worker.decision_log import DispatcherSpec
+from headstart.worker.recorder import policy_name, record_dispatcher
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -43,7 +41,7 @@ class World:
         spec: WorldSpec | None = None,
         seed: int = 0,
         make_cache: MakeCache = PrefixCache,
-        open_tape: OpenTape | None = None,
+        open_log: OpenLog | None = None,
     ) -> None:
         self.spec = spec or WorldSpec()
         self.clock = VirtualClock()
@@ -60,9 +58,9 @@ class World:
         self.links = self._make_links(random.Random(f"links {seed}"))
         outputs = Tape(self.spec.vocab_size)
         self._surroundings = Surroundings(
-            self.spec, self.clock, self.links, self.control, ContextBook(), outputs, make_cache, open_tape
+            self.spec, self.clock, self.links, self.control, ContextBook(), outputs, make_cache, open_log
         )
-        self.gateway, self._entrance = self._make_gateway(f"gateway {seed}", open_tape)
+        self.gateway, self._entrance = self._make_gateway(f"gateway {seed}", open_log)
         self._gateway_wake = 0.0
         self._gateway_has_heard = False  # and has not looked at the time since
         self._launcher = SimLauncher(
@@ -88,20 +86,18 @@ class World:
     def submit(self, request: Request, on_end: Callable[[], None] = lambda: None) -> Handle:
         """Hand a request to the gateway. `on_end` is called when it has ended, possibly before this returns."""
         handle = Handle(request, self.clock, self.clock.now(), on_end)
-        self._hand_over(handle, handle)
+        self.submit_to(handle, handle)
         return handle
 
-    def submit_text(self, request: Request, stops: tuple[str, ...]) -> Reader:
-        """The same for a client that reads text, which ends at the first of `stops`."""
-        ref, handle = request.ref, Handle(request, self.clock, self.clock.now())
-        reader = Reader(handle, stops, lambda: self._entrance.stop(ref.request_id, ref.choice))
-        self._hand_over(handle, reader)
-        return reader
-
-    def _hand_over(self, handle: Handle, sink: Sink) -> None:
+    def submit_to(self, handle: Handle, sink: Sink) -> None:
+        """The same for a client of its own kind: `sink` receives the answer and has to pass it on to `handle`."""
         self.handles.append(handle)
         self._entrance.submit(handle.request, sink)
         self._advance_gateway()
+
+    def stop(self, ref: ChoiceRef) -> None:
+        """A choice's client has all that it wants of it."""
+        self._entrance.stop(ref.request_id, ref.choice)
 
     def cancel(self, handle: Handle) -> None:
         """The client is gone."""
@@ -206,15 +202,14 @@ class World:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
-    def _make_gateway(self, seed: str, open_tape: OpenTape | None) -> tuple[Dispatcher, Entrance]:
+    def _make_gateway(self, seed: str, open_log: OpenLog | None) -> tuple[Dispatcher, DispatcherApi]:
         """The gateway, and the way in to it."""
         spec, send = self.spec, partial(self.control.send, GATEWAY)
-        if open_tape is None:
+        if open_log is None:
             gateway = Dispatcher(self.clock, send, random.Random(seed), spec.dispatch, spec.make_policy)
             return gateway, gateway
         head = DispatcherSpec(spec.dispatch, policy_name(spec.make_policy), "", seed)
-        recorded = record_dispatcher(head, self.clock, send, open_tape(GATEWAY, head))
-        return recorded.inner, recorded
+        return record_dispatcher(head, self.clock, send, open_log(GATEWAY, head))
 
     def _make_links(self, rng: random.Random) -> LoopbackNetwork:
         link = self.spec.timing.link

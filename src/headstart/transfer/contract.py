@@ -17,26 +17,26 @@ class TransferError(HeadstartError):
     """A call that could not be carried out; nothing of it is in flight."""
 
 
-class Completed(Struct, frozen=True):
+class Completed(Struct, frozen=True, tag=True):
     """The write behind `handle` has ended; its source pages may be reused."""
 
     handle: int
 
 
-class WriteFailed(Struct, frozen=True):
+class WriteFailed(Struct, frozen=True, tag=True):
     """The write behind `handle` has ended without completing; some of its bytes may have landed."""
 
     handle: int
     reason: str
 
 
-class Notice(Struct, frozen=True):
+class Notice(Struct, frozen=True, tag=True):
     """`payload` of a completed write into our pool."""
 
     payload: bytes
 
 
-class PeerLost(Struct, frozen=True):
+class PeerLost(Struct, frozen=True, tag=True):
     """The transport to `peer` is closed. Its requests may fail over; its pages wait for proof of its end."""
 
     peer: str

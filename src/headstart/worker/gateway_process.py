@@ -11,6 +11,7 @@ Never imports torch.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -33,11 +34,10 @@ from headstart.core.errors import WorkerError
 from headstart.core.messages import Message
 from headstart.gateway.api.app import create_app
 from headstart.gateway.api.auth import KeyRing
-from headstart.gateway.dispatch import Dispatcher, Send
-from headstart.gateway.entrance import Entrance
+from headstart.gateway.dispatch import Dispatcher, DispatcherApi, Send
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.model import ModelBounds, ServedModel, load_served_model
-from headstart.gateway.state import GatewayState, HttpLimits, OpenJobs, Telemetry
+from headstart.gateway.state import GatewayState, HttpLimits, OpenGenerations, Telemetry
 from headstart.gateway.token_memory import TokenMemory
 from headstart.model.info import fix_context, model_fingerprint, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, weight_files
@@ -48,18 +48,18 @@ from headstart.wire.channels import FROM_WORKER
 from headstart.wire.errors import WireError
 from headstart.wire.security import is_loopback
 from headstart.wire.sockets import Router
+from headstart.worker.decision_log import DecisionLog, DispatcherSpec, open_decision_log
 from headstart.worker.exits import Exit
-from headstart.worker.http_protocol import ImpatientProtocol, connection_limits
-from headstart.worker.parent import die_with_parent
+from headstart.worker.http_protocol import TimeoutH11Protocol, connection_limits
+from headstart.worker.pdeathsig import die_with_parent
 from headstart.worker.ports import control_bind_url, open_wiring
-from headstart.worker.recording import make_dispatcher, record_dispatcher
+from headstart.worker.recorder import make_dispatcher, record_dispatcher
 from headstart.worker.spec import GatewaySpec, read_spec
-from headstart.worker.tape import DispatcherSpec, TapeWriter, open_tape
 
 TICK_S = 0.02
 """Longest the dispatcher is left alone while nothing comes in: bounds how late a deadline is noticed."""
 DRAIN_POLL_S = 0.05
-STRANGERS_S = 300.0
+REFUSED_REPORT_S = 300.0
 """How often refused connections are spoken of: whoever reaches the port can make as many as they like."""
 
 log = logging.getLogger("headstart.gateway")
@@ -93,24 +93,26 @@ async def _serve(spec: GatewaySpec) -> None:
     wiring = open_wiring(spec.worker.cluster).wiring
     router = Router.bind(wiring, control_bind_url(spec.settings), FROM_WORKER, watches=True)
     loop = asyncio.get_running_loop()
-    line = ControlLine(router)
-    front = build_front(spec, line.send)
-    state = build_state(spec, front)
-    line.start(loop, front.entrance)
+    line = ControlChannel(router)
+    handle = build_dispatcher(spec, line.send)
+    state = build_state(spec, handle)
+    line.start(loop, handle.calls)
     server = _server(state)
+    gc.collect()
+    gc.freeze()  # what lives as long as the process need not be looked at with every collection
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     log.info("listening", extra={"http": spec.settings.port, "control": router.address, "model": state.model.name})
     await asyncio.wait([serving, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
-    await _drain(state.jobs, spec.worker.step.drain_timeout)
+    await _drain(state.generations, spec.worker.step.drain_timeout)
     server.should_exit = True
     await serving
     line.stop()
     router.close()
-    if front.tape is not None:
-        front.tape.close()
+    if handle.log is not None:
+        handle.log.close()
 
 
 class _QuietServer(uvicorn.Server):
@@ -125,7 +127,7 @@ def _server(state: GatewayState) -> uvicorn.Server:
     limits = connection_limits()
     config = uvicorn.Config(
         create_app(state),
-        http=partial(ImpatientProtocol, limits),  # type: ignore[arg-type]
+        http=partial(TimeoutH11Protocol, limits),  # type: ignore[arg-type]
         h11_max_incomplete_event_size=limits.max_head_bytes,
         log_config=None,
         access_log=False,
@@ -136,17 +138,17 @@ def _server(state: GatewayState) -> uvicorn.Server:
     return _QuietServer(config)
 
 
-async def _drain(jobs: OpenJobs, timeout_s: float) -> None:
+async def _drain(generations: OpenGenerations, timeout_s: float) -> None:
     """Let open answers end, then end them."""
-    jobs.is_draining = True
+    generations.is_draining = True
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    while jobs.jobs and loop.time() < deadline:
+    while generations.open and loop.time() < deadline:
         await asyncio.sleep(DRAIN_POLL_S)
-    jobs.abandon()
+    generations.abandon()
 
 
-class ControlLine:
+class ControlChannel:
     """The workers' socket in the event loop: sends for the dispatcher, and feeds it with messages and with time."""
 
     def __init__(self, router: Router) -> None:
@@ -159,10 +161,10 @@ class ControlLine:
         if self._watch is not None:
             self._watch.send(recipient, message)
 
-    def start(self, loop: asyncio.AbstractEventLoop, entrance: Entrance) -> None:
-        self._watch = RouterWatch(self._router, loop, entrance.handle)
+    def start(self, loop: asyncio.AbstractEventLoop, calls: DispatcherApi) -> None:
+        self._watch = RouterWatch(self._router, loop, calls.handle)
         self._watch.start()
-        self._ticking = loop.create_task(_tick(entrance, Strangers(self._router, loop.time)))
+        self._ticking = loop.create_task(_tick(calls, RefusedConnections(self._router, loop.time)))
 
     def stop(self) -> None:
         if self._watch is not None:
@@ -171,8 +173,8 @@ class ControlLine:
             self._ticking.cancel()
 
 
-class Strangers:
-    """Says at most every `STRANGERS_S` how many connections were refused."""
+class RefusedConnections:
+    """Says at most every `REFUSED_REPORT_S` how many connections were refused."""
 
     def __init__(self, router: Router, now: Callable[[], float]) -> None:
         self._router = router
@@ -184,58 +186,62 @@ class Strangers:
         if self._router.refusals is None:
             return
         self._num_refused += self._router.refusals.take()
-        if self._num_refused and self._now() - self._spoke_at >= STRANGERS_S:
+        if self._num_refused and self._now() - self._spoke_at >= REFUSED_REPORT_S:
             reason = "no handshake on the control port: another --cluster-key, only one side has one, or no worker"
-            log.warning("strangers refused", extra={"connections": self._num_refused, "reason": reason})
+            log.warning("connections refused", extra={"connections": self._num_refused, "reason": reason})
             self._num_refused, self._spoke_at = 0, self._now()
 
 
-async def _tick(entrance: Entrance, strangers: Strangers) -> None:
+async def _tick(calls: DispatcherApi, refused: RefusedConnections) -> None:
     while True:
-        entrance.advance()
-        strangers.look()
+        calls.advance()
+        refused.look()
         await asyncio.sleep(TICK_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
-    """The dispatcher, the way in to it, and the tape that it leaves."""
+class DispatcherHandle:
+    """The dispatcher, the way in to it, and the log of its decisions."""
 
     dispatcher: Dispatcher
-    entrance: Entrance
-    tape: TapeWriter | None
+    calls: DispatcherApi
+    log: DecisionLog | None
 
 
-def build_front(spec: GatewaySpec, send: Send) -> Front:
-    """Raises ConfigError where a tape is asked for and cannot be made."""
+def build_dispatcher(spec: GatewaySpec, send: Send) -> DispatcherHandle:
+    """Raises ConfigError if a decision log is asked for and cannot be made."""
     clock, seed = MonotonicClock(), f"{SystemRandom().getrandbits(64):016x}"
     head = DispatcherSpec(DispatchLimits(), spec.settings.load_balance_method, served_fingerprint(spec), seed)
-    tape = open_tape(spec.worker.record, f"gateway.{time.time_ns()}", head)
-    if tape is None:
+    decisions = open_decision_log(spec.worker.record, f"gateway.{time.time_ns()}", head)
+    if decisions is None:
         dispatcher = make_dispatcher(head, clock, send)
-        return Front(dispatcher, dispatcher, None)
-    recorded = record_dispatcher(head, clock, send, tape)
-    return Front(recorded.inner, recorded, tape)
+        return DispatcherHandle(dispatcher, dispatcher, None)
+    return DispatcherHandle(*record_dispatcher(head, clock, send, decisions), decisions)
 
 
-def build_state(spec: GatewaySpec, front: Front) -> GatewayState:
+def build_state(spec: GatewaySpec, handle: DispatcherHandle) -> GatewayState:
     """Everything the HTTP handlers share. Raises WorkerError for a model folder without a tokenizer."""
     settings = spec.settings
     access = settings.access
     model = _model(spec)
-    dispatcher = front.dispatcher
+    dispatcher = handle.dispatcher
     registry = CollectorRegistry()
     registry.register(WorkerCollector(lambda: _samples(dispatcher)))
     return GatewayState(
         model=model,
         dispatcher=dispatcher,
-        entrance=front.entrance,
+        calls=handle.calls,
         memory=TokenMemory(model.tokenizer),
         keys=KeyRing(access.api_keys, access.admin_api_key, is_local=is_loopback(settings.host)),
         telemetry=Telemetry(GatewayMetrics(registry), registry, MonotonicClock()),
-        jobs=OpenJobs(access.tenant_max_requests),
+        generations=OpenGenerations(access.tenant_max_requests),
         rng=SystemRandom(),
-        limits=HttpLimits(request_timeout_s=settings.request_timeout),
+        limits=HttpLimits(
+            request_timeout_s=settings.request_timeout,
+            cors_origins=settings.http.origins,
+            strict_fields=settings.http.strict_fields,
+            log_requests=settings.http.log_requests,
+        ),
     )
 
 

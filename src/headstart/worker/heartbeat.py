@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from headstart.core.clock import Clock
 from headstart.core.messages import Heartbeat, WorkerRef
-from headstart.worker.loop import Vitals
+from headstart.worker.loop import LoopHealth
 
 BEAT_S = 0.25
 """Seconds between beats; a gateway suspects a worker after one second of silence."""
@@ -24,14 +24,14 @@ class HeartbeatThread:
     def __init__(
         self,
         worker: WorkerRef,
-        vitals: Vitals,
+        health: LoopHealth,
         clock: Clock,
         beat: Callable[[Heartbeat], object],
         on_wedged: Callable[[float], None],
         watchdog_s: float,
     ) -> None:
         self._worker = worker
-        self._vitals = vitals
+        self._health = health
         self._clock = clock
         self._beat = beat
         self._on_wedged = on_wedged
@@ -48,7 +48,7 @@ class HeartbeatThread:
 
     def beat_once(self) -> None:
         """Send one beat, or report a loop older than the watchdog allows."""
-        last_pass, load = self._vitals.read()
+        last_pass, load = self._health.read()
         age = max(0.0, self._clock.now() - last_pass)
         if age > self._watchdog_s:
             log.critical("loop wedged", extra={"age_s": age})

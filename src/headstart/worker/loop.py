@@ -2,7 +2,7 @@
 
     running ──drain asked, or the scheduler gives up──► draining ──nothing unfinished, or out of time──► ended
 
-One pass is the pass of `scheduler.contract`. Between passes the loop sleeps in `Inbox.wait` until a message comes, the
+One pass is the pass of `scheduler.protocol`. Between passes the loop sleeps in `Inbox.wait` until a message comes, the
 executor finishes, the scheduler's next deadline, or `POLL_S` while transfers are open: a transport has nothing to
 wait on.
 """
@@ -14,7 +14,7 @@ from typing import Protocol
 from headstart.core.batch import Executor
 from headstart.core.clock import Clock
 from headstart.core.messages import Drain, Message, WorkerLoad
-from headstart.scheduler.contract import Scheduler
+from headstart.scheduler.protocol import Scheduler
 from headstart.transfer.contract import Transport
 
 POLL_S = 0.001
@@ -24,7 +24,7 @@ IDLE_S = 0.1
 PUBLISH_S = 0.1
 """How often the loop publishes its load."""
 STEP_PATIENCE_S = 10.0
-"""A step in flight for longer is a wedge: passes that wait for it are no signs of life. A chunk takes half a second."""
+"""A step that takes longer is a wedge: passes that wait for it are no signs of life. A chunk takes half a second."""
 
 
 class Inbox(Protocol):
@@ -39,7 +39,7 @@ class Inbox(Protocol):
         ...
 
 
-class Vitals:
+class LoopHealth:
     """What the loop last said of itself. One thread writes, another reads: an assignment is atomic."""
 
     def __init__(self, now: float) -> None:
@@ -65,7 +65,7 @@ class LoopParts:
     executor: Executor
     inbox: Inbox
     clock: Clock
-    vitals: Vitals
+    health: LoopHealth
     runs_are_transfers: bool  # prefill: whatever runs may have writes open
 
 
@@ -75,7 +75,8 @@ class WorkerLoop:
     def __init__(self, parts: LoopParts, on_publish: Callable[[WorkerLoad], None] = lambda load: None) -> None:
         self._parts = parts
         self._on_publish = on_publish
-        self._launched_at: float | None = None  # of the step in flight
+        self._num_in_flight = 0
+        self.step_since: float | None = None  # when the oldest step in flight was launched or the one before it ended
         self._transfers_open = False
         self.published_at = float("-inf")
         self._drain_deadline: float | None = None
@@ -110,36 +111,33 @@ class WorkerLoop:
             scheduler.handle(sender, message)
         for event in parts.transport.poll():
             scheduler.on_transfer(event)
-        if (output := parts.executor.poll()) is not None:
-            self._launched_at = None
+        executor = parts.executor
+        while self._num_in_flight and (output := executor.poll()) is not None:
+            self._num_in_flight -= 1
+            self.step_since = None
             scheduler.update(output)
         wakeup = scheduler.advance()
-        batch = scheduler.schedule() if self._launched_at is None else None
-        if batch is not None:
-            parts.executor.launch(batch)
+        while self._num_in_flight < executor.max_steps_in_flight and (batch := scheduler.schedule()) is not None:
+            executor.launch(batch)
+            self._num_in_flight += 1
         now = parts.clock.now()
-        if batch is not None:
-            self._launched_at = now
+        if self._num_in_flight and self.step_since is None:
+            self.step_since = now
         self.publish(now)
         return wakeup
 
     def publish(self, now: float) -> None:
         """What a pass that ended at `now` says of itself."""
-        launched_at, alive_at = self._launched_at, now
-        if launched_at is not None and now - launched_at > STEP_PATIENCE_S:
-            alive_at = launched_at + STEP_PATIENCE_S  # work last went on then
+        alive_at = now
+        if self.step_since is not None:
+            alive_at = min(now, self.step_since + STEP_PATIENCE_S)  # work last went on then
         if now - self.published_at < PUBLISH_S:
-            self._parts.vitals.touch(alive_at)
+            self._parts.health.touch(alive_at)
             return
         load = self._parts.scheduler.load()
         self.published_at = now
-        self._parts.vitals.publish(alive_at, load)
+        self._parts.health.publish(alive_at, load)
         self._on_publish(load)
-
-    def skip_pass(self, now: float) -> None:
-        """Be where a pass at `now` would have led that took one step's output and launched the next step."""
-        self._launched_at = now
-        self.publish(now)
 
     def _take_stock(self) -> None:
         """See whether the worker has to end, and how soon to look at the transport again."""
@@ -162,6 +160,6 @@ class WorkerLoop:
             return None
         load = self._parts.scheduler.load()
         is_waited_for = load.inflight_pages and not load.gives_up
-        if not (load.num_running or load.num_waiting or is_waited_for or self._launched_at is not None):
+        if not (load.num_running or load.num_waiting or is_waited_for or self._num_in_flight):
             return True
         return False if self._parts.clock.now() >= self._drain_deadline else None

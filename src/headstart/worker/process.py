@@ -29,18 +29,26 @@ from headstart.core.errors import WorkerError
 from headstart.core.messages import Join, Leave, WorkerLoad, WorkerRef
 from headstart.observe.decode_line import LoadLine
 from headstart.observe.logs import set_up_logging
+from headstart.observe.mismatch_log import MismatchLog
 from headstart.wire.channels import TO_PREFILL, TO_WORKER
 from headstart.wire.errors import WireError
 from headstart.wire.sockets import Dealer, Router
 from headstart.worker.exits import Exit
 from headstart.worker.heartbeat import HeartbeatThread
 from headstart.worker.lock import NameLock, NameTaken, runtime_dir
-from headstart.worker.loop import LoopParts, Vitals, WorkerLoop
+from headstart.worker.loop import LoopHealth, LoopParts, WorkerLoop
 from headstart.worker.membership import MembershipLog
 from headstart.worker.messenger import GATEWAY, Messenger
-from headstart.worker.parent import die_with_parent
+from headstart.worker.pdeathsig import die_with_parent
 from headstart.worker.ports import OpenWiring, control_url, open_wiring, peer_url
-from headstart.worker.spec import WorkerSpec, default_names, read_spec, thread_environment, transfer_environment
+from headstart.worker.spec import (
+    WorkerSpec,
+    default_names,
+    gpu_environment,
+    read_spec,
+    thread_environment,
+    transfer_environment,
+)
 from headstart.worker.wake import Waker
 
 JOIN_S = 1.0
@@ -73,7 +81,7 @@ def run_worker_process(spec: WorkerSpec) -> NoReturn:
 
 
 def _run(spec: WorkerSpec) -> Exit:
-    os.environ |= thread_environment(spec.num_threads) | transfer_environment(spec.is_local)
+    os.environ |= thread_environment(spec.num_threads) | transfer_environment(spec.is_local) | gpu_environment(spec.gpu)
     die_with_parent(spec.parent_pid)
     set_up_logging(spec.name or spec.role, spec.log.level, spec.log.as_json)
     refuse_conflicts(spec.settings)
@@ -96,7 +104,7 @@ def _run(spec: WorkerSpec) -> Exit:
         executor=built.executor,
         inbox=lines.messenger,
         clock=clock,
-        vitals=Vitals(clock.now()),
+        health=LoopHealth(clock.now()),
         runs_are_transfers=spec.role == "prefill",
     )
     join = Join(
@@ -106,8 +114,8 @@ def _run(spec: WorkerSpec) -> Exit:
     try:
         status = _serve(spec, parts, lines, join, built.page_bytes)
     finally:
-        if built.tape is not None:
-            built.tape.close()
+        if built.log is not None:
+            built.log.close()
     built.executor.close()
     built.transport.close()
     lock.release()
@@ -151,7 +159,7 @@ def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_b
     """Join, run until drained, leave. Returns what the process ends with."""
     step = spec.settings.step
     heartbeat = HeartbeatThread(
-        join.worker, parts.vitals, parts.clock, lines.beats.send, _end_wedged, step.watchdog_timeout
+        join.worker, parts.health, parts.clock, lines.beats.send, _end_wedged, step.watchdog_timeout
     )
     line = LoadLine(spec.role, join.kv_spec.page_size, page_bytes)
     reporter = _Reporter(lines.messenger, join, line, MembershipLog(spec.join, parts.clock.now()), parts.clock)
@@ -180,12 +188,14 @@ class _Reporter:
         self._join = join
         self._line = line
         self._membership = membership
+        self._mismatches = MismatchLog()
         self._clock = clock
         self._joined_at = clock.now()
 
     def __call__(self, load: WorkerLoad) -> None:
         now = self._clock.now()
         self._line.observe(now, load)
+        self._mismatches.observe(load)
         is_taken_in = self._messenger.has_heard_gateway or self._join.role == "prefill"  # which it sends nothing to
         self._membership.observe(now, self._messenger.link_state(), is_taken_in)
         if now - self._joined_at >= JOIN_S:

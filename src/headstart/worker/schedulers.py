@@ -11,12 +11,12 @@ from headstart.core.clock import Clock
 from headstart.core.identity import KVSpec
 from headstart.core.messages import WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.contract import Scheduler, Send
-from headstart.scheduler.decode import DecodePorts, DecodeScheduler
+from headstart.scheduler.decode.scheduler import DecodePorts, DecodeScheduler
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
-from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
+from headstart.scheduler.prefill.scheduler import PrefillPorts, PrefillScheduler
+from headstart.scheduler.protocol import Drafter, Scheduler, Send
 from headstart.transfer.contract import PageDigests, Transport
-from headstart.worker.uncached import UncachedScheduler
+from headstart.worker.no_cache import UncachedScheduler
 
 
 class DecodeSpec(Struct, frozen=True, tag="decode"):
@@ -51,6 +51,7 @@ class SchedulerPorts:
     digests: PageDigests
     clock: Clock
     send: Send
+    drafter: Drafter | None = None  # of a decode worker whose limits allow drafts; None: its rows have none
 
 
 def make_scheduler(spec: SchedulerSpec, ports: SchedulerPorts) -> Scheduler:
@@ -67,5 +68,5 @@ def scheduler_over(
         prefill_ports = PrefillPorts(ports.transport, ports.digests, ports.clock, ports.send)
         return PrefillScheduler(spec.worker, spec.kv_spec, spec.limits, cache, prefill_ports)
     digests = ports.digests if spec.verifies else None
-    decode_ports = DecodePorts(spec.descriptor, spec.page_bytes, ports.clock, ports.send, digests)
+    decode_ports = DecodePorts(spec.descriptor, spec.page_bytes, ports.clock, ports.send, digests, ports.drafter)
     return DecodeScheduler(spec.worker, spec.kv_spec, spec.limits, cache, decode_ports)

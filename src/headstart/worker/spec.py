@@ -28,7 +28,8 @@ class WorkerSpec(Struct, frozen=True):
     model: str  # as resolve_model takes it
     settings: WorkerSettings
     num_threads: int = 0  # of its computation; 0: all cores
-    num_sharing: int = 1  # workers whose pools share this machine's memory
+    num_sharing: int = 1  # workers whose pools share one memory: this machine's, or their card's
+    gpu: str = ""  # the one card it may see, as CUDA_VISIBLE_DEVICES names it; empty: as the environment says
     incarnation: int = 0  # 0: from the clock; a launcher chooses it, so that it can name the exit
     parent_pid: int = 0  # a process that this one must not outlive; 0: none
     is_local: bool = False  # its whole cluster runs on this machine
@@ -75,6 +76,11 @@ def transfer_environment(is_local: bool) -> dict[str, str]:
     if not is_local or "UCX_NET_DEVICES" in os.environ:
         return {}
     return {"UCX_NET_DEVICES": "lo"}
+
+
+def gpu_environment(gpu: str) -> dict[str, str]:
+    """Settings that must be in the environment before torch loads, so that the worker's card is its device 0."""
+    return {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:

@@ -28,7 +28,7 @@ class Setting:
     def __post_init__(self) -> None:
         torch.manual_seed(0)
         num_pages = self.num_tokens // self.page_size
-        self.pool = torch.full((num_pages, LAYERS, 2, KV_HEADS, self.page_size, HEAD_DIM), torch.nan)
+        self.pool = torch.full((num_pages, KV_HEADS, LAYERS, 2, self.page_size, HEAD_DIM), torch.nan)
         self._free = self.rng.permutation(num_pages).tolist()
 
     def pages(self, num_tokens: int) -> list[int]:
@@ -38,7 +38,7 @@ class Setting:
         positions = np.arange(start, end)
         at = np.array(pages)[positions // self.page_size], positions % self.page_size
         drawn = torch.randn(len(positions), LAYERS, 2, KV_HEADS, HEAD_DIM)
-        self.pool.permute(0, 4, 1, 2, 3, 5)[torch.from_numpy(at[0]), torch.from_numpy(at[1])] = drawn
+        self.pool.permute(0, 4, 2, 3, 1, 5)[torch.from_numpy(at[0]), torch.from_numpy(at[1])] = drawn
 
     def row(self, start: int, num_new: int, after: AttentionRow | None = None, shared: int = 0) -> AttentionRow:
         """`shared` leading tokens (whole pages) are those of `after`."""
@@ -57,8 +57,8 @@ class Setting:
     def expected(self, layer: int, rows: Sequence[AttentionRow], query: torch.Tensor) -> torch.Tensor:
         out, token = [], 0
         for row in rows:
-            kv = self.pool[torch.tensor(row.pages), layer].double()
-            keys, values = kv.permute(1, 2, 0, 3, 4).flatten(2, 3)
+            kv = self.pool[torch.tensor(row.pages), :, layer].double()
+            keys, values = kv.permute(2, 1, 0, 3, 4).flatten(2, 3)
             end = row.start + row.num_new
             q = query[token : token + row.num_new].double().view(row.num_new, KV_HEADS, -1, HEAD_DIM)
             scores = torch.einsum("thgd,hkd->thgk", q, keys[:, :end]) * SCALE
@@ -129,7 +129,7 @@ def test_a_constant_value_comes_out_exactly(setting: Setting, attention: CpuAtte
     rows = [base, setting.row(610, 1, base, shared=576)]
     for row in rows:
         for position in range(row.start):
-            setting.pool[row.pages[position // setting.page_size], :, 1, :, position % setting.page_size] = 2.5
+            setting.pool[row.pages[position // setting.page_size], :, :, 1, position % setting.page_size] = 2.5
     query, key, value = setting.inputs(rows)
     out = attention.begin(rows).attend(0, query * 1e4, key, torch.full_like(value, 2.5), SCALE)
     torch.testing.assert_close(out, torch.full_like(out, 2.5))

@@ -12,12 +12,13 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is optional")
-def test_the_kernels_compute_the_right_thing_in_the_interpreter():
+@pytest.mark.parametrize("cases", ["interpreted.py", "interpreted_fusion.py"])
+def test_the_kernels_compute_the_right_thing_in_the_interpreter(cases):
     command = [sys.executable, "-m", "pytest", "-v", "-rs", "-p", "no:cacheprovider", "--noconftest", "-n", "0"]
     if find_spec("xdist") is None:
         command = command[:-2]
     done = subprocess.run(
-        [*command, "tests/gpu/interpreted.py"],
+        [*command, f"tests/gpu/{cases}"],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from headstart.attention.torch_cpu import AttentionRow
 from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, BatchOutput, Row, SampleSpec
 from headstart.core.errors import InvariantError, WorkerError
+from headstart.core.kv_layout import KVLayout
 from headstart.executor.build import ExecutorConfig, choose_dtype, make_executor, make_kv_spec
-from headstart.executor.pool import KVPool, PoolShape
+from headstart.executor.pool import KVPool
 from headstart.executor.runner import StepRunner, TorchExecutor
 from headstart.model.hook import StepAttention
 from headstart.model.source import WeightSource
@@ -98,8 +98,7 @@ def test_warming_up_leaves_the_executor_idle(executor: TorchExecutor) -> None:
 
 
 def test_a_page_is_one_block_of_the_region() -> None:
-    shape = PoolShape(num_pages=6, num_layers=3, num_kv_heads=2, page_size=4, head_dim=8)
-    pool = KVPool.allocate(shape, torch.float32, "cpu")
+    pool = KVPool.allocate(KVLayout.full(4, 3, 2, 8, "float32"), 6, "cpu")
     region = pool.region
     assert region.address == pool.data.data_ptr()
     assert region.page_bytes == 3 * 2 * 2 * 4 * 8 * 4
@@ -110,7 +109,7 @@ def test_a_page_is_one_block_of_the_region() -> None:
 
 def test_a_large_pool_is_reserved_at_once() -> None:
     started = time.process_time()  # a page that is touched costs its process time
-    pool = KVPool.allocate(PoolShape(5_000, 30, 3, 16, 64), torch.float32, "cpu")
+    pool = KVPool.allocate(KVLayout.full(16, 30, 3, 64, "float32"), 5_000, "cpu")
     assert pool.region.num_pages == 5_000
     assert time.process_time() - started < 1.0
 
@@ -124,5 +123,5 @@ def test_auto_is_a_rule_that_two_workers_of_a_machine_agree_on() -> None:
 
 def test_the_kv_spec_names_what_peers_must_share(config: ExecutorConfig, executor: TorchExecutor) -> None:
     spec = make_kv_spec(config)
-    assert spec.page_bytes(executor.pool.data.dtype.itemsize) == executor.pool.region.page_bytes
-    assert (spec.page_size, spec.num_layers, spec.num_kv_heads, spec.head_dim) == (16, 4, 2, 16)
+    assert spec.layout == executor.pool.layout == KVLayout.full(16, 4, 2, 16, str(spec.layout.dtype))
+    assert spec.layout.page_bytes == executor.pool.region.page_bytes

@@ -77,7 +77,7 @@ class World:
     def __init__(self, config: ExecutorConfig) -> None:
         self.executor = make_executor(config)
         self.page_size = config.page_size
-        self._pages = list(np.random.default_rng(7).permutation(self.executor.pool.shape.num_pages))
+        self._pages = list(np.random.default_rng(7).permutation(self.executor.pool.num_pages))
         self._step_id = 0
 
     def run(self, rows: Sequence[Row]) -> BatchOutput:
@@ -150,7 +150,7 @@ class World:
 def read_kv(pool: torch.Tensor, pages: Sequence[int], num_tokens: int) -> torch.Tensor:
     """[layers, 2, kv_heads, num_tokens, head_dim] of the sequence whose page table is `pages`."""
     table = pool[torch.tensor(pages)]
-    return table.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)[:, :, :, :num_tokens]
+    return table.permute(2, 3, 1, 0, 4, 5).flatten(3, 4)[:, :, :, :num_tokens]
 
 
 class HoldsKV(Protocol):

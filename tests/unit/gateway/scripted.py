@@ -40,7 +40,7 @@ from headstart.gateway.api.auth import KeyRing
 from headstart.gateway.dispatch import Dispatcher
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.model import ModelBounds, ServedModel
-from headstart.gateway.state import GatewayState, HttpLimits, OpenJobs, Telemetry
+from headstart.gateway.state import GatewayState, HttpLimits, OpenGenerations, Telemetry
 from headstart.gateway.token_memory import TokenMemory
 from headstart.observe.metrics import GatewayMetrics, WorkerCollector, WorkerSample
 from headstart.text.chat_template import ChatTemplate
@@ -102,11 +102,11 @@ class ScriptedWorld:
         self.state = GatewayState(
             model=ServedModel(MODEL, ModelBounds(380, CONTEXT, (END,)), tokenizer, template),
             dispatcher=self.dispatcher,
-            entrance=self.dispatcher,
+            calls=self.dispatcher,
             memory=self.memory,
             keys=keys if isinstance(keys, KeyRing) else KeyRing(keys),
             telemetry=Telemetry(GatewayMetrics(registry), registry, clock),
-            jobs=OpenJobs(),
+            generations=OpenGenerations(),
             rng=Random(1),
             limits=limits or HttpLimits(),
         )

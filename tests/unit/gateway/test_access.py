@@ -146,7 +146,7 @@ async def opened(world, http, count, **kwargs):
 def test_a_key_with_as_many_requests_open_as_it_may_have_is_told_to_wait_and_others_are_not():
     async def go():
         world = ScriptedWorld(keys=("alpha", "beta"))
-        world.state.jobs.max_per_tenant = 2
+        world.state.generations.max_per_tenant = 2
         world.script = saying("Hello world.", hold_after=1)
         async with world.client() as http:
             held = await opened(world, http, 2, headers=bearer("alpha"))
@@ -160,10 +160,10 @@ def test_a_key_with_as_many_requests_open_as_it_may_have_is_told_to_wait_and_oth
                 task.cancel()
             await asyncio.gather(*held, *others, return_exceptions=True)
             world.script = saying("Hello world.")
-            while world.state.jobs.jobs:
+            while world.state.generations.open:
                 await asyncio.sleep(0)
             assert (await http.post(CHAT, json=chat_body(), headers=bearer("alpha"))).status_code == 200
-        assert not world.state.jobs._num_open
+        assert not world.state.generations._num_open
 
     run(go())
 
@@ -171,7 +171,7 @@ def test_a_key_with_as_many_requests_open_as_it_may_have_is_told_to_wait_and_oth
 def test_every_choice_counts_and_more_than_a_key_may_ever_have_is_its_own_mistake():
     async def go():
         world = ScriptedWorld()
-        world.state.jobs.max_per_tenant = 3
+        world.state.generations.max_per_tenant = 3
         async with world.client() as http:
             assert (await http.post("/v1/completions", json=completion_body(n=3))).status_code == 200
             too_many = await http.post("/v1/completions", json=completion_body(["a", "b"], n=2))
@@ -189,7 +189,7 @@ def test_every_choice_counts_and_more_than_a_key_may_ever_have_is_its_own_mistak
 def test_however_a_request_ends_its_place_is_free_again():
     async def go():
         world = ScriptedWorld()
-        world.state.jobs.max_per_tenant = 1
+        world.state.generations.max_per_tenant = 1
         async with world.client() as http:
             for body, status in (
                 (chat_body(), 200),
@@ -204,7 +204,7 @@ def test_however_a_request_ends_its_place_is_free_again():
             assert (await http.post(CHAT, json=chat_body(deadline_s=0.05))).status_code == 504
             world.script = saying("Hello world.")
             assert (await http.post(CHAT, json=chat_body())).status_code == 200
-        assert not world.state.jobs._num_open
+        assert not world.state.generations._num_open
 
     run(go())
 
@@ -212,7 +212,7 @@ def test_however_a_request_ends_its_place_is_free_again():
 def test_long_prompts_that_wait_are_bounded_in_sum_and_one_alone_is_always_taken():
     async def go():
         world = ScriptedWorld()
-        world.state.jobs.max_prompt_tokens = 100
+        world.state.generations.max_prompt_tokens = 100
         world.script = saying("Hello world.", hold_after=1)
         async with world.client() as http:
             first = asyncio.create_task(http.post("/v1/completions", json=completion_body([5] * 200)))
@@ -338,11 +338,11 @@ def test_a_request_without_a_place_is_refused_before_its_body_is_read(reason):
         world = ScriptedWorld(keys, dispatch=DispatchLimits(max_unfinished=most))
         status = {"no key": 401, "key with enough open": 429, "full": 429, "draining": 503}[reason]
         if reason == "key with enough open":
-            world.state.jobs.max_per_tenant = 1
+            world.state.generations.max_per_tenant = 1
         world.script = saying("Hello world.", hold_after=1)
         async with world.client() as http:
             held = [] if reason == "no key" else await opened(world, http, 1)
-            world.state.jobs.is_draining = reason == "draining"
+            world.state.generations.is_draining = reason == "draining"
             reply = await ask(world, [])
             assert reply["status"] == status
             if status != 401:

@@ -1,10 +1,10 @@
-"""Bad input gets a clear 4xx in OpenAI's shape that names the field, leaks nothing, and reaches no worker."""
+"""Bad input gets a clear 4xx in OpenAI's format that names the field, leaks nothing, and reaches no worker."""
 
 import json
 
 import pytest
 
-from headstart.gateway.api.prompts import MAX_MESSAGES
+from headstart.gateway.api.request_bodies import MAX_MESSAGES
 
 from .scripted import CONTEXT, ScriptedWorld, chat_body, completion_body, run
 
@@ -177,7 +177,7 @@ def test_a_wrong_prompt_is_named(prompt, param):
         ([{"role": "tool", "content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [5]}], "messages[0].content[0]"),
         ([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{}]}], "messages[1].tool_calls"),
     ],

@@ -54,7 +54,7 @@ def first_two_tokens(text):
     return tokenizer.decode(ids[:1]), tokenizer.decode(ids[1:2])
 
 
-# ---- health and shape ------------------------------------------------------------------------------------------------
+# ---- health and format ------------------------------------------------------------------------------------------------
 
 
 def test_behaviour_33_health_answers_while_every_place_is_taken_and_takes_none():

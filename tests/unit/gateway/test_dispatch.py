@@ -42,7 +42,7 @@ def test_a_choice_is_served_and_ends_once():
     world.finish(worker, submit.request.ref, 3)
     assert sink.tokens == [5, 6, 7]
     assert sink.finished[0].stats.cached_tokens == 16
-    assert world.dispatcher.counters["late_words"] == 1
+    assert world.dispatcher.counters["late_replies"] == 1
     world.check()
 
 

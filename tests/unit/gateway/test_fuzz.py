@@ -1,4 +1,4 @@
-"""Whatever JSON comes in, the answer is a success or a 4xx in OpenAI's shape, and nothing is left behind."""
+"""Whatever JSON comes in, the answer is a success or a 4xx in OpenAI's format, and nothing is left behind."""
 
 import json
 
@@ -43,6 +43,6 @@ def test_any_json_is_answered_or_refused_in_words(path, fields, messages):
         if reply.status_code != 200:
             assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
         assert world.dispatcher.num_unfinished == 0
-        assert not world.state.jobs.jobs
+        assert not world.state.generations.open
 
     run(go())

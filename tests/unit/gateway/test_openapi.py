@@ -13,6 +13,7 @@ import requests
 import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, given, settings
+from msgspec import to_builtins
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.failures import FailureGroup
@@ -22,7 +23,7 @@ from headstart.gateway.api.openapi import describe
 
 from .scripted import MODEL, ScriptedWorld, run
 
-DOCUMENT = describe(MODEL, asks_for_keys=True, asks_for_admin_key=True)
+DOCUMENT = to_builtins(describe(MODEL, asks_for_keys=True, asks_for_admin_key=True))
 OPERATIONS = [(method.upper(), path) for path, operations in DOCUMENT["paths"].items() for method in operations]
 MODES = {"as described": GenerationMode.POSITIVE, "otherwise": GenerationMode.NEGATIVE}
 LEFT_OUT = {
@@ -90,7 +91,7 @@ CASES = [(*operation, mode) for operation in OPERATIONS for mode in MODES if is_
 def test_every_answer_is_one_that_the_document_describes(method: str, path: str, mode: str) -> None:
     world = fuzz(method, path, mode, num_examples=10)
     assert world.dispatcher.num_unfinished == 0
-    assert not world.state.jobs.jobs
+    assert not world.state.generations.open
 
 
 @pytest.mark.full
@@ -100,7 +101,7 @@ def test_every_answer_is_one_that_the_document_describes(method: str, path: str,
 def test_every_answer_is_one_that_the_document_describes_at_length(method: str, path: str, mode: str) -> None:
     world = fuzz(method, path, mode, num_examples=150)
     assert world.dispatcher.num_unfinished == 0
-    assert not world.state.jobs.jobs
+    assert not world.state.generations.open
 
 
 @pytest.mark.parametrize("status", ["200", "400"])

@@ -103,7 +103,7 @@ def test_a_client_that_hangs_up_cancels_its_request_before_and_after_the_first_t
                 writer.close()
                 await until(lambda: world.dispatcher.num_unfinished == 0)
         assert len(world.cancelled) == 4
-        assert not world.state.jobs.jobs
+        assert not world.state.generations.open
 
     run(go())
 
@@ -127,7 +127,7 @@ def test_a_client_that_stops_reading_is_cancelled_and_loses_its_place_and_one_th
             await until(lambda: len(world.requests) == 2)
             await until(lambda: world.dispatcher.num_unfinished == 0)
             assert world.cancelled
-            await until(lambda: not world.state.jobs.jobs)
+            await until(lambda: not world.state.generations.open)
             client.close()
 
     run(go())
@@ -158,8 +158,8 @@ def test_open_streams_end_with_an_error_event_when_the_server_gives_them_up():
         async with serving(world) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
             asking = asyncio.create_task(http.post("/v1/chat/completions", json=chat_body(stream=True)))
             await until(lambda: any(len(c.tokens) == 3 for c in world.dispatcher.iter_choices()))
-            world.state.jobs.is_draining = True
-            world.state.jobs.abandon()
+            world.state.generations.is_draining = True
+            world.state.generations.abandon()
             reply = await asking
         events = [event for event in reply.text.split("\n\n") if event]
         assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "unavailable"

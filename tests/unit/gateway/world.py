@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from headstart.core.arrays import int32_array
-from headstart.core.identity import KVSpec
+from headstart.core.identity import PROTOCOL_VERSION, KVSpec
+from headstart.core.kv_layout import KVLayout
 from headstart.core.messages import (
     Accepted,
     Cancel,
@@ -24,7 +25,7 @@ from headstart.core.request import ChoiceRef, Request, RequestStats, SamplingPar
 from headstart.gateway.dispatch import Dispatcher
 from headstart.gateway.limits import DispatchLimits
 
-SPEC = KVSpec(1, "model", 16, "float32", 2, 2, 8, "rope")
+SPEC = KVSpec(PROTOCOL_VERSION, "model", "rope", KVLayout.full(16, 2, 2, 8, "float32"))
 HERE = "the lock that holds a name on this host"
 
 

@@ -90,7 +90,7 @@ def test_behaviour_25_and_failure_case_A13_the_loser_of_two_equal_inserts_is_rem
     tokens = prompt(4 * PAGE + 1)
     first, second = admit(cache, tokens), admit(cache, tokens)
     own, launched = second.pages.copy(), second.pages
-    cache.hold(launched)
+    cache.add_reader(launched)
     assert cache.commit(first, tokens, 4 * PAGE) == 0
     assert cache.commit(second, tokens, 4 * PAGE) == 4
     assert second.pages[:4].tolist() == first.pages[:4].tolist()
@@ -98,7 +98,7 @@ def test_behaviour_25_and_failure_case_A13_the_loser_of_two_equal_inserts_is_rem
     assert launched.tolist() == own.tolist()  # what the launched step was given never changes
     assert cache.counts().inflight == 4  # nor is it given to anyone while the step runs
     cache.check()
-    cache.unhold(launched)
+    cache.drop_reader(launched)
     assert cache.counts() == PageCounts(inflight=0, private=2, pinned=4, cached=0, free=24)
     cache.release(first)
     cache.check()
@@ -130,7 +130,7 @@ def test_failure_case_K7_a_flush_in_any_state_of_a_request_keeps_the_ledger_exac
     if stage == "writing":
         cache.open_write(delta)
     if stage == "held":
-        cache.hold(delta)
+        cache.add_reader(delta)
     if stage in ("committed", "retracted"):
         cache.commit(lease, tokens, 5 * PAGE)
     if stage == "retracted":
@@ -140,7 +140,7 @@ def test_failure_case_K7_a_flush_in_any_state_of_a_request_keeps_the_ledger_exac
     if stage == "writing":
         cache.close_write(delta)
     if stage == "held":
-        cache.unhold(delta)
+        cache.drop_reader(delta)
     if stage != "retracted":
         cache.release(lease)
     clean(cache)

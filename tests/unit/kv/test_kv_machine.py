@@ -1,7 +1,7 @@
 """PrefixCache against a naive model, over random histories, with every owner set checked after every operation.
 
 The model keeps one entry per cached prefix and finds the next page to evict by looking at all of them. It predicts every
-match, every grant and refusal, every count of pages, who gives pages up first where owners have shares, and what each
+match, every grant and refusal, every count of pages, whose pages go first if owners have quotas, and what each
 page holds: pages are labelled with the prefix whose
 KV they would hold, writers and launched steps scribble over theirs until they end, and no shared page may ever change.
 """
@@ -37,7 +37,7 @@ NAMESPACES = (b"one", divide_namespace(b"one" * 6, b"part"), b"one" * 6, b"other
 """Of three owners: the middle two are one owner's."""
 OPERATIONS = (
     *("admit", "admit", "admit", "commit", "commit", "commit", "release", "release", "release", "extend", "replace"),
-    *("open_write", "close_write", "hold", "unhold", "squeeze"),
+    *("open_write", "close_write", "add_reader", "drop_reader", "squeeze"),
 )
 
 Prefix = tuple[bytes, tuple[int, ...]]
@@ -125,7 +125,7 @@ class KVMachine(RuleBasedStateMachine):
         for start in range(0, len(script), 4):
             dice = Dice(int.from_bytes(script[start : start + 4], "little"))
             name = OPERATIONS[dice.below(len(OPERATIONS))]
-            possible = {"admit": True, "squeeze": True, "close_write": self.writes, "unhold": self.holds}
+            possible = {"admit": True, "squeeze": True, "close_write": self.writes, "drop_reader": self.holds}
             name = name if possible.get(name, self.holders) else "admit"
             getattr(self, "release" if name == "admit" and len(self.holders) == MAX_LEASES else name)(dice)
             self.check()
@@ -242,15 +242,15 @@ class KVMachine(RuleBasedStateMachine):
         self.scribble(pages)
         self.cache.close_write(pages)
 
-    def hold(self, dice: Dice) -> None:
-        self.operations["hold"] += 1
+    def add_reader(self, dice: Dice) -> None:
+        self.operations["add_reader"] += 1
         pages = np.tile(self.pick(dice).lease.pages[dice.below(4) :], 1 + dice.below(2))
-        self.cache.hold(pages)
+        self.cache.add_reader(pages)
         self.holds.append(pages)
 
-    def unhold(self, dice: Dice) -> None:
-        self.operations["unhold"] += 1
-        self.cache.unhold(self.holds.pop(dice.below(len(self.holds))))
+    def drop_reader(self, dice: Dice) -> None:
+        self.operations["drop_reader"] += 1
+        self.cache.drop_reader(self.holds.pop(dice.below(len(self.holds))))
 
     def squeeze(self, dice: Dice) -> None:
         """Flush, or make room for a few pages."""
@@ -328,7 +328,7 @@ class KVMachine(RuleBasedStateMachine):
         return owned
 
     def evict(self, num_pages: int, pinned: set[Prefix], owned: Counter[bytes]) -> None:
-        """Owners beyond their share first, down to it, the farthest first; then whatever is oldest."""
+        """Owners beyond their quota first, down to it, the farthest first; then whatever is oldest."""
         limit = self.num_pages * 2 if self.owner_pages is None else self.owner_pages
         beyond = sorted(((count - limit, owner) for owner, count in owned.items() if count > limit), reverse=True)
         for excess, owner in beyond:
@@ -339,7 +339,7 @@ class KVMachine(RuleBasedStateMachine):
         """Returns how many of `num_pages` are still to be freed."""
         readers = self.readers()
         while num_pages > 0 and most > 0 and (prefix := self.model.evict_oldest(pinned, owner)) is not None:
-            self.operations["eviction" if owner is None else "eviction for a share"] += 1
+            self.operations["eviction" if owner is None else "eviction for a quota"] += 1
             num_pages -= int(readers[self.page_of.pop(prefix)] == 0)
             most -= 1
         return num_pages
@@ -371,7 +371,7 @@ def test_100_000_random_operations_agree_with_a_naive_cache() -> None:
         ),
     )
     print(f"{operations.total()} operations: {dict(operations.most_common())}")
-    evictions = operations.pop("eviction"), operations.pop("eviction for a share")
+    evictions = operations.pop("eviction"), operations.pop("eviction for a quota")
     assert operations.total() >= NUM_OPERATIONS
     assert min(evictions) > 100
     assert (

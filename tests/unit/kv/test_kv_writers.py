@@ -23,19 +23,19 @@ def test_a_page_given_up_under_a_ticket_is_free_only_when_the_ticket_closes() ->
     clean(cache)
 
 
-def test_a_page_given_up_while_written_and_read_waits_for_the_last_of_both() -> None:
+def test_a_page_freed_while_written_and_read_waits_for_the_last_of_both() -> None:
     cache = PrefixCache(4, PAGE)
     lease = admit(cache, prompt(2 * PAGE))
     pages = lease.pages
     cache.open_write(pages)
-    cache.hold(pages)
-    cache.hold(pages)
+    cache.add_reader(pages)
+    cache.add_reader(pages)
     cache.release(lease)
-    for let_go in (cache.unhold, cache.close_write):
-        let_go(pages)
+    for drop in (cache.drop_reader, cache.close_write):
+        drop(pages)
         assert cache.counts().inflight == 2
         cache.check()
-    cache.unhold(pages)
+    cache.drop_reader(pages)
     clean(cache)
 
 
@@ -45,12 +45,12 @@ def test_a_cached_page_that_a_step_still_reads_is_not_counted_as_room() -> None:
     lease = admit(cache, tokens)
     cache.commit(lease, tokens, len(tokens))
     held = lease.pages[2:]
-    cache.hold(held)
+    cache.add_reader(held)
     cache.release(lease)
     assert cache.num_available() == 2
     assert cache.make_room(3) == 2
     cache.check()
-    cache.unhold(held)
+    cache.drop_reader(held)
     clean(cache)
 
 
@@ -87,7 +87,7 @@ def test_broken_promises_raise_at_once() -> None:
     for broken in (
         lambda: cache.open_write(pages[:1]),  # a second writer
         lambda: cache.close_write(pages[1:2]),  # a ticket that was never opened, or is closed
-        lambda: cache.unhold(pages[:1]),
+        lambda: cache.drop_reader(pages[:1]),
         lambda: cache.try_replace(lease, 2, 2),
         lambda: cache.commit(lease, tokens, 3 * PAGE + 1),
     ):
@@ -98,7 +98,7 @@ def test_broken_promises_raise_at_once() -> None:
     for broken in (
         lambda: cache.release(lease),
         lambda: cache.try_extend(lease, 1),
-        lambda: cache.hold(pages),
+        lambda: cache.add_reader(pages),
         lambda: cache.open_write(pages),
     ):
         with pytest.raises(InvariantError):
@@ -117,27 +117,27 @@ def test_what_is_read_twice_waits_for_both_whoever_lets_go_first() -> None:
     lease = admit(cache, prompt(3 * PAGE))
     pages, part = lease.pages, lease.pages[1:]
     for held in (pages, part, pages):
-        cache.hold(held)
-    cache.unhold(pages)
+        cache.add_reader(held)
+    cache.drop_reader(pages)
     cache.release(lease)
     assert cache.counts().inflight == 3
     cache.check()
-    cache.unhold(pages)
+    cache.drop_reader(pages)
     assert (cache.counts().inflight, cache.counts().free) == (2, 2)
-    cache.unhold(part)
+    cache.drop_reader(part)
     clean(cache)
 
 
 def test_a_page_that_is_read_is_not_opened_for_a_writer() -> None:
     cache = PrefixCache(4, PAGE)
     lease = admit(cache, prompt(2 * PAGE))
-    cache.hold(lease.pages)
+    cache.add_reader(lease.pages)
     with pytest.raises(InvariantError, match="not private and untouched"):
         cache.open_write(lease.pages[:1])
 
 
-def test_what_was_never_held_cannot_be_let_go() -> None:
+def test_a_reader_that_was_never_added_cannot_be_dropped() -> None:
     cache = PrefixCache(4, PAGE)
     lease = admit(cache, prompt(2 * PAGE))
-    with pytest.raises(InvariantError, match="not held"):
-        cache.unhold(lease.pages)
+    with pytest.raises(InvariantError, match="more readers dropped than added"):
+        cache.drop_reader(lease.pages)

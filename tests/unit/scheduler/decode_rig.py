@@ -3,9 +3,11 @@
 A token is followed by the next number, modulo 1000, unless a test scripts something else. KV of a position is a digest
 of everything before its end, written into a real pool by steps and by the prefill workers; every row is checked to find
 exactly its own prefix on its pages. The ledger is checked after every call.
+
+Steps are computed when they land, in the order of their launch: what a step in flight reads must last until then.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -17,6 +19,7 @@ from headstart.core.arrays import EMPTY, Int32Array, int32_array
 from headstart.core.batch import Batch, BatchOutput, Row, Sampled
 from headstart.core.errors import ErrorCode
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec, cache_namespace
+from headstart.core.kv_layout import KVLayout
 from headstart.core.messages import (
     Cancel,
     CancelTicket,
@@ -39,9 +42,10 @@ from headstart.core.messages import (
 )
 from headstart.core.request import ChoiceRef, Request, RequestStats, SamplingParams, StopCriteria
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.decode import DecodePorts, DecodeScheduler
+from headstart.kv.ledger import FREE
+from headstart.scheduler.checksums import page_checksums
+from headstart.scheduler.decode.scheduler import DecodePorts, DecodeScheduler
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.seals import seal
 from headstart.transfer.contract import Notice
 from headstart.transfer.digest import HostDigests
 
@@ -64,6 +68,19 @@ LIMITS = DecodeLimits(
 
 def count_up(row: Row) -> int:
     return (int(row.tokens[-1]) + 1) % 1000
+
+
+class CountingDrafter:
+    """Proposes `length` numbers that count up, of which the one at position `wrong_at` in the text, modulo 7, is wrong."""
+
+    def __init__(self, length: int = 3, wrong_at: int = 7) -> None:
+        self._length = length
+        self._wrong_at = wrong_at
+
+    def propose(self, request: Request, tokens: Int32Array, max_tokens: int) -> Int32Array:
+        places = range(len(tokens), len(tokens) + min(self._length, max_tokens))
+        right = [(int(tokens[-1]) + 1 + k) % 1000 for k in range(len(places))]
+        return int32_array([0 if at % 7 == self._wrong_at else token for at, token in zip(places, right, strict=True)])
 
 
 JUNK = -1
@@ -101,8 +118,8 @@ class Watched:
 
 
 class Rig:
-    """`limits` fields may be given by name. `verifies`: it asks for seals. `owner_pages` as in PrefixCache. `watches`: its
-    cache is a Watched."""
+    """`limits` fields may be given by name. `verifies`: it asks for checksums. `owner_pages` as in PrefixCache. `watches`: its
+    cache is a Watched. `max_steps` in flight."""
 
     def __init__(
         self,
@@ -111,6 +128,8 @@ class Rig:
         verifies: bool = False,
         owner_pages: int | None = None,
         watches: bool = False,
+        max_steps: int = 1,
+        drafter: CountingDrafter | None = None,
         **limits: float,
     ) -> None:
         self.now = 0.0
@@ -119,16 +138,18 @@ class Rig:
         self.cache = Watched(cache) if watches else cache
         self.pool = np.zeros((num_pages, page_size), dtype=np.int64)
         self.mail: list[tuple[str, Message]] = []
-        spec = KVSpec(PROTOCOL_VERSION, "model", page_size, "uint8", 1, 1, 1, "none")
+        spec = KVSpec(PROTOCOL_VERSION, "model", "none", KVLayout.full(page_size, 1, 1, 1, "uint8"))
         self.digests = HostDigests(self.pool.view(np.uint8))
         clock, post = HandClock(self), lambda to, message: self.mail.append((to, message))
-        ports = DecodePorts(b"pool", PAGE_BYTES, clock, post, self.digests if verifies else None)
+        ports = DecodePorts(b"pool", PAGE_BYTES, clock, post, self.digests if verifies else None, drafter)
         self.limits = replace(LIMITS, **limits)
         self.scheduler = DecodeScheduler(DECODE, spec, self.limits, self.cache, ports)
         self.model: Callable[[Row], int | str | Sampled] = count_up
         self.batches: list[Batch] = []
         self.wakeup: float | None = None
-        self._launched: Batch | None = None
+        self.max_steps = max_steps
+        self.in_flight: deque[Batch] = deque()
+        self._drawn: dict[tuple[int, int], int] = {}  # (step, row) -> its last token
 
     # ---- driving -----------------------------------------------------------------------------------------------------
 
@@ -143,28 +164,32 @@ class Rig:
 
     def launch(self) -> Batch | None:
         """Start a step and leave it in flight."""
-        assert self._launched is None
-        self._launched = self.scheduler.schedule()
-        if self._launched is not None:
-            self.batches.append(self._launched)
+        assert len(self.in_flight) < self.max_steps
+        batch = self.scheduler.schedule()
+        if batch is not None:
+            self.batches.append(batch)
+            self.in_flight.append(batch)
         self.check()
-        return self._launched
+        return batch
 
-    def land(self) -> None:
-        """The launched step's output comes in."""
-        batch, self._launched = self._launched, None
-        assert batch is not None
-        for row in batch.rows:
+    def land(self) -> Batch:
+        """The output of the oldest step in flight comes in."""
+        batch = self.in_flight.popleft()
+        rows = [self._with_input(row) for row in batch.rows]
+        for row in rows:
             self._compute(row)
-        self.scheduler.update(BatchOutput(batch.step_id, tuple(self._sample(row) for row in batch.rows if row.sample)))
+        sampled = [self._sample(row) for row in rows if row.sample]
+        self._drawn.update({(batch.step_id, s.row_id): s.token_ids[-1] for s in sampled if s.token_ids})
+        self.scheduler.update(BatchOutput(batch.step_id, tuple(sampled)))
         self.check()
+        return batch
 
     def step(self) -> Batch | None:
-        """One whole pass of the loop."""
+        """One whole pass of the loop, which launches all it may, and then the end of the oldest step in flight."""
         self.advance()
-        if (batch := self.launch()) is not None:
-            self.land()
-        return batch
+        while len(self.in_flight) < self.max_steps and self.launch() is not None:
+            pass
+        return self.land() if self.in_flight else None
 
     def run(self, max_steps: int = 1000) -> None:
         """Until a pass launches nothing."""
@@ -181,14 +206,30 @@ class Rig:
         raise AssertionError("it does not happen")
 
     def check(self) -> None:
+        """What a step in flight may touch is nobody else's to take, nor to write."""
         self.scheduler.check()
+        touched = [row.pages for batch in self.in_flight for row in batch.rows]
+        if touched:
+            pages = np.unique(np.concatenate(touched))
+            assert (self.cache._ledger.state[pages] != FREE).all(), "a page is free while a step may touch it"
+            assert not np.isin(pages, self.cache.open_writes()).any(), "a peer may write what a step may touch"
+
+    def _with_input(self, row: Row) -> Row:
+        """The row as it is once the token that it waited for is drawn; 0 for one that failed."""
+        if row.pending is None:
+            return row
+        assert row.sample is not None
+        token = self._drawn.get((row.pending.step_id, row.pending.row_id), 0)
+        sample = structs.replace(row.sample, context=np.append(row.sample.context, np.int32(token)))
+        return structs.replace(row, tokens=int32_array([token]), pending=None, sample=sample)
 
     def _compute(self, row: Row) -> None:
-        """Read the row's prefix, write its tokens."""
+        """Read the row's prefix, write its tokens, drafts included."""
         stop = row.start + len(row.tokens)
         if row.sample is not None:
-            whole = row.sample.context
+            whole = np.concatenate((row.sample.context, row.tokens[len(row.tokens) - row.num_drafts :]))
             assert len(whole) == stop
+            assert len(row.sample.context) == row.sample.prompt_len + row.sample.output_index
             expected = marks(row.namespace, whole, 0, row.start)
             assert np.array_equal(self.pool[row.pages].reshape(-1)[: row.start], expected), "KV of another prefix"
             written = marks(row.namespace, whole, row.start, stop)
@@ -204,10 +245,17 @@ class Rig:
         self.pool[row.pages] = flat.reshape(-1, self.page_size)
 
     def _sample(self, row: Row) -> Sampled:
-        said = self.model(row)
-        if isinstance(said, Sampled):
-            return structs.replace(said, row_id=row.row_id)
-        return Sampled(row.row_id, (), error=said) if isinstance(said, str) else Sampled(row.row_id, (said,))
+        """What the model says behind the token before the drafts and behind each draft that is what it said."""
+        drawn: list[Sampled] = []
+        for stop in range(len(row.tokens) - row.num_drafts, len(row.tokens) + 1):
+            said = self.model(structs.replace(row, tokens=row.tokens[:stop]))
+            if isinstance(said, str):
+                return Sampled(row.row_id, (), error=said)
+            drawn.append(said if isinstance(said, Sampled) else Sampled(row.row_id, (said,)))
+            if stop == len(row.tokens) or drawn[-1].token_ids != (row.tokens[stop],):
+                break
+        parts = [(each.token_ids, each.logprobs, each.top_logprobs) for each in drawn]
+        return Sampled(row.row_id, *(sum(part, ()) for part in zip(*parts, strict=True)))
 
     # ---- the gateway -------------------------------------------------------------------------------------------------
 
@@ -302,8 +350,8 @@ class Rig:
         count = len(call.dst_pages) - first if count is None else count
         if rewrite:
             self.write(call, first, count)
-        seals = self.seals(call, first, count) if call.verify else b""
-        payload = encode_notice(ChunkNotice(worker, call.ref, first, count, prefix_len, seals))
+        checksums = self.checksums(call, first, count) if call.verify else b""
+        payload = encode_notice(ChunkNotice(worker, call.ref, first, count, prefix_len, checksums))
         self.scheduler.on_transfer(Notice(payload))
         self.check()
 
@@ -314,13 +362,13 @@ class Rig:
             stop = min(start + self.page_size, len(call.tokens))
             self.pool[call.dst_pages[k], : stop - start] = marks(call.namespace, call.tokens, start, stop)
 
-    def seals(self, call: Prefill, first: int, count: int) -> bytes:
-        """What a writer seals that holds the right KV. It writes junk behind the end, as our pool has it there."""
+    def checksums(self, call: Prefill, first: int, count: int) -> bytes:
+        """The checksums of a writer that holds the right KV. It writes junk behind the end, as our pool has it there."""
         kept = self.pool.copy()
         self.write(call, first, count)
         digests = self.digests.digest(call.dst_pages[first : first + count])
         self.pool[:] = kept
-        return seal(digests, call.tokens, call.start + first * self.page_size, self.page_size)
+        return page_checksums(digests, call.tokens, call.start + first * self.page_size, self.page_size)
 
     def scribble(self, call: Prefill, page: int) -> None:
         """Part of a write has landed."""
@@ -339,7 +387,7 @@ class Rig:
 
     def serve_open(self) -> bool:
         """Every call that still waits for its data; False if there is none."""
-        waiting = [call for call in self.calls() if call.ref in {entry.ref for entry in self.scheduler.open_calls()}]
+        waiting = [call for call in self.calls() if call.ref in {entry.ref for entry in self.scheduler.open_tickets()}]
         for call in waiting:
             self.serve(call, P1 if call in self.calls(P1) else P0)
         return bool(waiting)

@@ -7,7 +7,7 @@ were given until they have had their last word, die and come back.
 from dataclasses import dataclass, field
 from random import Random
 
-from decode_rig import P0, P1, Rig
+from decode_rig import P0, P1, CountingDrafter, Rig
 
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
@@ -48,7 +48,9 @@ class Writer:
 
 
 class Walk:
-    def __init__(self, seed: int) -> None:
+    """`max_steps` of the decode worker in flight, with up to `num_drafts` guesses in a row."""
+
+    def __init__(self, seed: int, max_steps: int = 1, num_drafts: int = 0) -> None:
         self.rng = rng = Random(seed)
         self.rig = Rig(
             num_pages=rng.randint(6, 24),
@@ -56,6 +58,9 @@ class Walk:
             num_reserved_decode_tokens=rng.choice([0, 5]),
             max_running_requests=rng.randint(1, 5),
             chunked_prefill_size=7,
+            max_steps=max_steps,
+            drafter=CountingDrafter(1 + seed % 3, seed % 8),
+            num_draft_tokens=num_drafts,
         )
         self.credit = rng.choice([10, 40, 1000])
         self.writers: list[Writer] = []
@@ -69,7 +74,6 @@ class Walk:
         ]  # fmt: skip
         self._num_read = 0
         self._called_before: set[tuple[WorkerRef, TicketRef]] = set()
-        self._in_flight = False
         self._members()
 
     def take(self, num_moves: int) -> None:
@@ -111,12 +115,11 @@ class Walk:
         self.rig.advance(self.rng.choice([0.0, 0.01, 0.3, 2.0]))
 
     def launch(self) -> None:
-        if not self._in_flight:
-            self._in_flight = self.rig.launch() is not None
+        if len(self.rig.in_flight) < self.rig.max_steps:
+            self.rig.launch()
 
     def land(self) -> None:
-        if self._in_flight:
-            self._in_flight = False
+        if self.rig.in_flight:
             self.rig.land()
 
     def step(self) -> None:

@@ -20,11 +20,11 @@ from headstart.core.messages import (
 )
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.limits import PrefillLimits
-from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
+from headstart.scheduler.prefill.scheduler import PrefillPorts, PrefillScheduler
 from headstart.sim.clock import VirtualClock
 from headstart.sim.cost import linear_cost
 from headstart.sim.executor import FakeExecutor, Model
-from headstart.sim.watermarks import MARK_BYTES, ContextBook
+from headstart.sim.watermarks import ContextBook, marks_layout
 from headstart.transfer.contract import Notice
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import LoopbackNetwork, LoopbackTransport
@@ -36,7 +36,7 @@ LIMITS = PrefillLimits(max_running_requests=4, chunked_prefill_size=16, credit_t
 
 
 def spec_of(page_size: int) -> KVSpec:
-    return KVSpec(PROTOCOL_VERSION, "watermarks", page_size, "uint64", 1, 1, 1, "none")
+    return KVSpec(PROTOCOL_VERSION, "watermarks", "none", marks_layout(page_size))
 
 
 class Caller:
@@ -46,7 +46,7 @@ class Caller:
         self.worker = worker
         self.name = str(worker)
         self.pool = np.zeros((num_pages, rig.page_size), dtype=np.uint64)
-        region = PoolRegion(0, num_pages, rig.page_size * MARK_BYTES)
+        region = PoolRegion(0, num_pages, marks_layout(rig.page_size).page_bytes)
         self.transport = rig.links.transport(self.name, self.pool.reshape(-1).view(np.uint8), region)
         self.mail: list[Message] = []
         self.notices: list[ChunkNotice] = []
@@ -96,17 +96,27 @@ class Caller:
 
 
 class Rig:
+    """`steps_in_flight`: how many steps the worker's executor accepts at once."""
+
     def __init__(
-        self, *, page_size: int = 4, num_pages: int = 64, transfer_s: float = 0.001, seed: int = 0, **limits: int
+        self,
+        *,
+        page_size: int = 4,
+        num_pages: int = 64,
+        transfer_s: float = 0.001,
+        steps_in_flight: int = 1,
+        **limits: int,
     ) -> None:
         self.page_size = page_size
         self.clock = VirtualClock()
-        self.links = LoopbackNetwork(random.Random(seed), self.clock, lambda num_bytes: transfer_s)
+        self.links = LoopbackNetwork(random.Random(0), self.clock, lambda num_bytes: transfer_s)
         pool = np.zeros((num_pages, page_size), dtype=np.uint64)
-        region = PoolRegion(0, num_pages, page_size * MARK_BYTES)
+        region = PoolRegion(0, num_pages, marks_layout(page_size).page_bytes)
         self.transport: LoopbackTransport = self.links.transport(str(PREFILL), pool.reshape(-1).view(np.uint8), region)
         self.cache = PrefixCache(num_pages, page_size)
-        self.executor = FakeExecutor(Model(ContextBook(), 97, page_size, linear_cost(0.01, 0.0)), pool, self.clock)
+        model = Model(ContextBook(), 97, page_size, linear_cost(0.01, 0.0))
+        self.executor = FakeExecutor(model, pool, self.clock, steps_in_flight)
+        self.num_in_flight = 0
         self.callers: dict[str, Caller] = {}
         self.sent: list[tuple[str, Message]] = []
         digests = HostDigests(pool.view(np.uint8))
@@ -130,11 +140,15 @@ class Rig:
         for event in self.transport.poll():
             self.scheduler.on_transfer(event)
         if (output := self.executor.poll()) is not None:
+            self.num_in_flight -= 1
             self.scheduler.update(output)
         wakeup = self.scheduler.advance()
-        if self.executor.finish_at is None and (batch := self.scheduler.schedule()) is not None:
+        while self.num_in_flight < self.executor.max_steps_in_flight:
+            if (batch := self.scheduler.schedule()) is None:
+                break
             self.executor.launch(batch)
-        self.cache.check()
+            self.num_in_flight += 1
+        self.scheduler.check()
         for caller in self.callers.values():
             caller.listen()
         times = (wakeup, self.executor.finish_at, self.links.next_event_time())

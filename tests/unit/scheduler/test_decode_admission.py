@@ -10,7 +10,8 @@ from headstart.core.errors import ErrorCode
 from headstart.core.identity import cache_namespace
 from headstart.core.layout import pages_for
 from headstart.core.messages import PrefillFailed, Rejected
-from headstart.scheduler.admission import MAX_OVERTAKEN, pages_in_reserve, pages_to_lease
+from headstart.scheduler.decode.waiting import pages_in_reserve, pages_to_lease
+from headstart.scheduler.limits import MAX_BYPASSED
 
 
 def charge(prompt_len: int, hit_len: int, reserve: int, page_size: int, max_len: int = 1 << 20) -> int:
@@ -53,7 +54,7 @@ def test_behaviour_72_what_is_charged_is_what_is_taken():
     before = rig.cache.num_available()
     rig.submit("a", range(14), 100)
     rig.step()
-    board = rig.scheduler._board
+    board = rig.scheduler.queues
     assert before - (rig.cache.num_available() - board.reserved()) == charge(14, 0, 34, 16)
 
 
@@ -121,7 +122,7 @@ def test_behaviour_78_a_stream_of_small_ones_does_not_starve_a_big_one():
         number += 1
         rig.submit(f"small{number}", [200 + number % 700] * 6, 6)
         rig.step()
-        assert number < 40 * MAX_OVERTAKEN
+        assert number < 40 * MAX_BYPASSED
     rig.run(5000)
     assert rig.is_clean()
 
@@ -303,7 +304,6 @@ def test_malformed_requests_are_refused(fields: dict):
     assert rig.failed(rig.submit("a", prompt, max_new, **fields)) is ErrorCode.INVALID
 
 
-@pytest.mark.interpreted
 def test_behaviour_77_one_eviction_serves_a_whole_pass():
     rig = Rig(num_pages=64, watches=True, chunked_prefill_size=1000, max_running_requests=16)
     for n in range(16):
@@ -337,7 +337,6 @@ def test_what_a_whole_pass_takes_counts_as_its_owners_before_anybodys_pages_go()
     assert sum(rig.cached_pages(range(100 * n, 100 * n + 25), victim) for n in range(4)) == kept
 
 
-@pytest.mark.interpreted
 def test_a_long_waiting_line_is_not_matched_again_every_step():
     rig = Rig(num_pages=16, watches=True, chunked_prefill_size=1000, max_queued_requests=2000)
     rig.submit("runs", range(12), 40)

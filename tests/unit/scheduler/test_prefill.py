@@ -8,7 +8,7 @@ from prefill_rig import DECODE, NAMESPACE, Caller, Rig, spec_of
 
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
-from headstart.core.identity import cache_namespace
+from headstart.core.identity import KVSpec, cache_namespace
 from headstart.core.messages import (
     Drain,
     Hello,
@@ -22,7 +22,7 @@ from headstart.core.messages import (
     WorkerExited,
     WorkerRef,
 )
-from headstart.scheduler.seals import seal
+from headstart.scheduler.checksums import page_checksums
 from headstart.transfer.contract import Completed, Notice, PeerLost
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import Fate, judge_nth
@@ -75,21 +75,51 @@ def test_a_hello_with_the_same_spec_is_welcomed_as_often_as_it_is_said() -> None
     assert (welcome.capacity_tokens, welcome.credit_tokens) == (200, 77)
 
 
+def with_dtype(spec: KVSpec, dtype: str) -> KVSpec:
+    """The same layout of numbers of another type."""
+    (group,) = spec.layout.groups
+    parts = tuple(structs.replace(part, dtype=dtype) for part in group.parts)
+    layout = structs.replace(spec.layout, groups=(structs.replace(group, parts=parts),))
+    return structs.replace(spec, layout=layout)
+
+
 @pytest.mark.parametrize(
-    ("field", "value"), [("page_size", 8), ("kv_dtype", "float8"), ("model_fingerprint", "x"), ("protocol_version", 9)]
+    ("field", "theirs"),
+    [
+        ("page_size", spec_of(8)),
+        ("kv_dtype", with_dtype(spec_of(4), "float32")),
+        ("model_fingerprint", structs.replace(spec_of(4), model_fingerprint="x")),
+        ("protocol_version", structs.replace(spec_of(4), protocol_version=9)),
+    ],
 )
-def test_behaviour_48_and_75_a_mismatch_is_refused_with_both_values_and_both_live(field: str, value: object) -> None:
+def test_behaviour_48_and_75_a_mismatch_is_refused_with_both_values_and_both_live(field: str, theirs: KVSpec) -> None:
     rig = Rig()
     caller = rig.caller()
-    caller.hello(structs.replace(spec_of(4), **{field: value}))
+    caller.hello(theirs)
     (refused,) = caller.take_mail()
     assert isinstance(refused, Refused)
     assert field in refused.message
-    assert repr(value) in refused.message
-    assert repr(getattr(spec_of(4), field)) in refused.message
+    assert repr(theirs.described()[field]) in refused.message
+    assert repr(spec_of(4).described()[field]) in refused.message
+    assert rig.scheduler.load().mismatches == (refused.message,)
+    assert all(name in refused.message for name in ("prefill-0", "decode-0"))
     call = rig.caller(WorkerRef("decode-1", 1)).call(1, prompt(9))
     rig.run()
     assert rig.callers["decode-1#1"].holds(call)
+
+
+def test_a_mismatch_is_reported_until_the_worker_comes_back_with_the_same_settings_or_has_ended() -> None:
+    rig = Rig()
+    mended, ended = rig.caller(), rig.caller(WorkerRef("decode-1", 1))
+    for caller in (mended, ended):
+        caller.hello(spec_of(8))
+    assert len(rig.scheduler.load().mismatches) == 2
+    mended.hello()
+    assert ["decode-1" in text for text in rig.scheduler.load().mismatches] == [True]
+    rig.scheduler.handle("gateway", WorkerExited(WorkerRef("decode-1", 0), 0))
+    assert len(rig.scheduler.load().mismatches) == 1, "a former incarnation"
+    rig.scheduler.handle("gateway", WorkerExited(ended.worker, 0))
+    assert rig.scheduler.load().mismatches == ()
 
 
 def test_a_pool_that_cannot_be_reached_now_is_not_refused_for_good() -> None:
@@ -637,7 +667,7 @@ def test_a_caller_that_stalls_writes_past_their_deadline_is_counted_and_its_end_
     assert rig.is_clean()
 
 
-def test_each_notice_seals_what_its_caller_finds_in_its_own_pool() -> None:
+def test_each_notice_has_the_checksums_of_what_its_caller_finds_in_its_own_pool() -> None:
     rig = Rig()
     caller = rig.caller()
     warm = caller.call(1, prompt(18))
@@ -647,11 +677,11 @@ def test_each_notice_seals_what_its_caller_finds_in_its_own_pool() -> None:
     assert len(caller.written(2)) == 8
     for notice in caller.notices:
         if notice.ref == warm.ref:
-            assert notice.seals == b""
+            assert notice.checksums == b""
             continue
         pages = verified.dst_pages[notice.first : notice.first + notice.count]
         digests = HostDigests(caller.pool.view("u1")).digest(pages)
-        assert notice.seals == seal(digests, verified.tokens, 12 + 4 * notice.first, 4)
+        assert notice.checksums == page_checksums(digests, verified.tokens, 12 + 4 * notice.first, 4)
 
 
 def test_draining_finishes_what_it_has_and_takes_nothing_new() -> None:

@@ -75,7 +75,7 @@ def test_who_was_passed_often_enough_is_next() -> None:
     caller.call(2, prompt(24, 2), first_page=15)
     rig.step()
     (waiting,) = rig.scheduler._waiting
-    waiting.num_overtaken = 64
+    waiting.num_bypassed = 64
     caller.call(3, prompt(8, 3), first_page=40)
     rig.step()
     assert rig.scheduler.load().num_waiting == 2

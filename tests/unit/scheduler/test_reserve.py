@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.core.layout import pages_for
-from headstart.scheduler.admission import pages_in_reserve, pages_to_lease
+from headstart.scheduler.decode.waiting import pages_in_reserve, pages_to_lease
 
 
 @given(

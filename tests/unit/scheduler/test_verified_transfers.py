@@ -121,18 +121,18 @@ def test_two_pages_that_changed_places_are_damage():
     assert rig.counter("digest_mismatches") == 1
 
 
-@pytest.mark.parametrize("seals", [b"", b"short", bytes(88)])
-def test_a_notice_without_the_seals_that_were_asked_for_is_taken_for_damage(seals: bytes):
+@pytest.mark.parametrize("checksums", [b"", b"short", bytes(88)])
+def test_a_notice_without_the_checksums_that_were_asked_for_is_taken_for_damage(checksums: bytes):
     rig, ref, call = fetching()
     rig.write(call, 0, 11)
-    rig.scheduler.on_transfer(Notice(encode_notice(ChunkNotice(P0, call.ref, 0, 11, 0, seals))))
+    rig.scheduler.on_transfer(Notice(encode_notice(ChunkNotice(P0, call.ref, 0, 11, 0, checksums))))
     assert rig.counter("digest_mismatches") == 1
     rig.serve(rig.calls()[-1])
     rig.run()
     assert rig.answer(ref) == [43, 44]
 
 
-def test_a_worker_that_does_not_verify_asks_for_no_seals():
+def test_a_worker_that_does_not_verify_asks_for_no_checksums():
     rig = Rig()
     rig.connect(P0)
     rig.submit("a", range(43), 2)

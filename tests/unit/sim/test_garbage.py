@@ -21,7 +21,6 @@ def test_thresholds_are_given_back_also_after_an_error() -> None:
     assert gc.get_threshold() == before
 
 
-@pytest.mark.interpreted
 def test_a_world_that_is_no_longer_used_is_gone_before_the_next_one_runs() -> None:
     with rare_collections():
         world = World()

@@ -1,35 +1,35 @@
-"""Seeds of chaos on tape: whatever befalls a cluster, its schedulers and its gateway decide the same again."""
+"""Seeds of chaos logged: whatever befalls a cluster, its schedulers and its gateway decide the same again."""
 
 from pathlib import Path
 
 import pytest
+from chaos.run import run_seed
 
-from headstart.sim.chaos_run import run_seed
 from headstart.sim.replay import Verdict, replay
-from headstart.worker.tape import Call, Head, Raised, TapeWriter, read_tape
+from headstart.worker.decision_log import Call, DecisionLog, Head, read_decision_log
 
 
 def recorded(folder: Path, seed: int) -> list[Path]:
-    """Run a seed; a tape for each incarnation of each worker, and the gateway's."""
-    tapes = []
+    """Run a seed; a log for each incarnation of each worker, and the gateway's."""
+    logs = []
 
-    def open_tape(name: str, head: Head) -> TapeWriter:
-        tapes.append(TapeWriter.create(folder, name, head, max_bytes=1 << 30))
-        return tapes[-1]
+    def open_log(name: str, head: Head) -> DecisionLog:
+        logs.append(DecisionLog.create(folder, name, head, max_bytes=1 << 30))
+        return logs[-1]
 
-    run_seed(seed, open_tape=open_tape)
-    for tape in tapes:
-        tape.close()
+    run_seed(seed, open_log=open_log)
+    for log in logs:
+        log.close()
     return sorted(folder.iterdir())
 
 
 def verdict(path: Path) -> Verdict:
-    return replay(*read_tape(path))
+    return replay(*read_decision_log(path))
 
 
 def has_raised(path: Path) -> bool:
     """The scheduler ended its process, as an exception does."""
-    return any(isinstance(effect, Raised) for call in read_tape(path)[1] for effect in call.effects)
+    return any(call.failure is not None for call in read_decision_log(path)[1])
 
 
 def assert_all_is_decided_again(paths: list[Path]) -> int:
@@ -53,10 +53,10 @@ def test_what_more_chaos_does_to_a_cluster_is_decided_again(tmp_path: Path, seed
     assert_all_is_decided_again(recorded(tmp_path, seed))
 
 
-def test_the_next_turn_of_a_tape_is_no_accident(tmp_path: Path) -> None:
+def test_the_next_turn_of_a_log_is_no_accident(tmp_path: Path) -> None:
     """Calls in another order are found: the comparison is not blind to what it is there for."""
     path = next(path for path in recorded(tmp_path, 1) if path.stem.startswith("decode"))
-    head, calls = read_tape(path)
+    head, calls = read_decision_log(path)
     order: list[Call] = list(calls)
     middle = len(order) // 2
     swapped = [*order[:middle], *order[middle + 40 :], *order[middle : middle + 40]]

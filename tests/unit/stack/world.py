@@ -35,9 +35,9 @@ from headstart.core.request import ChoiceRef, Request, RequestStats, StopCriteri
 from headstart.executor.build import ExecutorConfig, make_executor, make_kv_spec
 from headstart.executor.runner import TorchExecutor
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.decode import DecodePorts, DecodeScheduler
+from headstart.scheduler.decode.scheduler import DecodePorts, DecodeScheduler
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
-from headstart.scheduler.prefill import PrefillPorts, PrefillScheduler
+from headstart.scheduler.prefill.scheduler import PrefillPorts, PrefillScheduler
 from headstart.sim.clock import Agenda, VirtualClock
 from headstart.sim.network import ControlNetwork
 from headstart.sim.worker import GATEWAY, Organs, SimWorker
@@ -92,6 +92,10 @@ class PacedExecutor:
         self._engine = engine
         self._clock = clock
         self.finish_at: float | None = None
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        return self._engine.executor.max_steps_in_flight
 
     def launch(self, batch: Batch) -> None:
         self._engine.executor.launch(batch)

@@ -6,7 +6,7 @@ from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, BatchOutput, Row
 from headstart.core.messages import Drain, Flush, Message, WorkerLoad
 from headstart.transfer.contract import Completed, TransferEvent
-from headstart.worker.loop import IDLE_S, POLL_S, STEP_PATIENCE_S, LoopParts, Vitals, WorkerLoop
+from headstart.worker.loop import IDLE_S, POLL_S, STEP_PATIENCE_S, LoopHealth, LoopParts, WorkerLoop
 
 
 @dataclass
@@ -62,6 +62,7 @@ class Device:
     """Executor and transport of a World."""
 
     world: World
+    max_steps_in_flight: int = 1
 
     def launch(self, batch: Batch) -> None:
         self.world.log.append(f"launch {batch.step_id}")
@@ -94,7 +95,7 @@ class Wire:
 
 
 def loop_over(world: World, *, prefill: bool = False) -> WorkerLoop:
-    return WorkerLoop(LoopParts(world, Wire(world), Device(world), world, world, Vitals(0.0), prefill))
+    return WorkerLoop(LoopParts(world, Wire(world), Device(world), world, world, LoopHealth(0.0), prefill))
 
 
 def step(step_id: int) -> Batch:
@@ -124,13 +125,13 @@ def test_nothing_is_scheduled_while_a_step_is_in_flight() -> None:
 
 def test_case_M2_a_step_that_never_ends_ages_the_loop_although_it_comes_round_and_a_long_one_does_not() -> None:
     world = World(batches=[step(1)])
-    vitals = Vitals(0.0)
-    loop = WorkerLoop(LoopParts(world, Wire(world), Device(world), world, world, vitals, False))
+    health = LoopHealth(0.0)
+    loop = WorkerLoop(LoopParts(world, Wire(world), Device(world), world, world, health, False))
 
     def age_after(passed_s: float) -> float:
         world.time += passed_s
         loop.run_pass()
-        return world.time - vitals.read()[0]
+        return world.time - health.read()[0]
 
     assert age_after(0.0) == 0.0
     assert age_after(STEP_PATIENCE_S) == 0.0, "a long chunk"

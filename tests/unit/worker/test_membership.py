@@ -11,7 +11,7 @@ from headstart.config.settings import ClusterSettings
 from headstart.wire.channels import FROM_WORKER, TO_WORKER
 from headstart.wire.sockets import Dealer, Router
 from headstart.wire.watch import LinkState
-from headstart.worker.gateway_process import STRANGERS_S, Strangers
+from headstart.worker.gateway_process import REFUSED_REPORT_S, RefusedConnections
 from headstart.worker.membership import REPEAT_S, MembershipLog
 from headstart.worker.ports import OpenWiring, new_cluster_key, open_wiring
 
@@ -139,13 +139,13 @@ def test_a_gateway_says_at_once_that_strangers_knock_and_then_rarely(
 ) -> None:
     server, client = member(tmp_path, "gateway", KEY), member(tmp_path, "worker", OTHER_KEY)
     router, time = Router.bind(server.wiring, "tcp://127.0.0.1:0", FROM_WORKER, watches=True), [0.0]
-    strangers = Strangers(router, lambda: time[0])
+    refused = RefusedConnections(router, lambda: time[0])
     try:
-        for now in (0.0, 1.0, STRANGERS_S + 1):
+        for now in (0.0, 1.0, REFUSED_REPORT_S + 1):
             time[0] = now
             assert is_refused(router, client)
-            strangers.look()
-        assert [record.getMessage() for record in caplog.records] == ["strangers refused"] * 2
+            refused.look()
+        assert [record.getMessage() for record in caplog.records] == ["connections refused"] * 2
     finally:
         router.close()
         client.close()

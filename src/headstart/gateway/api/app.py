@@ -1,28 +1,34 @@
 """The HTTP application: routes, authentication, and errors in one shape."""
 
+import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headstart.core.errors import RequestError
-from headstart.gateway.api import operate
+from headstart.gateway.api import admin_routes
 from headstart.gateway.api.auth import Tenant
-from headstart.gateway.api.body import Bodies, TooLarge
-from headstart.gateway.api.errors import INTERNAL_MESSAGE, ApiError, error_response, from_request_error
+from headstart.gateway.api.body_reader import Bodies, Received, TooLarge
+from headstart.gateway.api.errors import INTERNAL_MESSAGE, ApiError, error_response, from_request_error, json_response
 from headstart.gateway.api.generate import prepare_chat, prepare_completion
+from headstart.gateway.api.known_fields import ignored_header
 from headstart.gateway.api.openapi import describe
-from headstart.gateway.api.run import Prepared, run
-from headstart.gateway.meter import DispatchCollector
+from headstart.gateway.api.origins import Origins
+from headstart.gateway.api.prepared import Prepared
+from headstart.gateway.api.request_log import HEADER, RequestLog, request_id_of
+from headstart.gateway.api.respond import respond
+from headstart.gateway.request_metrics import DispatchCollector
 from headstart.gateway.state import GatewayState
-from headstart.wire.security import is_loopback
 
-Prepare = Callable[[GatewayState, dict[str, Any], Tenant], Awaitable[Prepared]]
+Prepare = Callable[[GatewayState, Received, Tenant], Awaitable[Prepared]]
+IGNORED_HEADER = "x-headstart-ignored-fields"
+EXPOSED_HEADERS = ("x-request-id", IGNORED_HEADER, "retry-after")
+
+log = logging.getLogger("headstart.gateway")
 
 
 def create_app(state: GatewayState) -> FastAPI:
@@ -32,107 +38,117 @@ def create_app(state: GatewayState) -> FastAPI:
     _add_error_handlers(app)
     _add_generation(app, state)
     _add_operation(app, state)
+    if state.limits.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=state.limits.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
+    app.add_middleware(RequestLog, is_on=state.limits.log_requests)
     return app
 
 
 def _add_generation(app: FastAPI, state: GatewayState) -> None:
     bodies = Bodies(state.limits)
+    origins = Origins(state.limits.cors_origins)
 
-    async def prepared(request: Request, prepare: Prepare) -> Prepared:
-        """Refused before its body is read where there is no room for it. The body ends with this call."""
+    async def generate(request: Request, prepare: Prepare) -> Response:
+        """Refused before its body is read if there is no room for it. The body is released once it is prepared."""
+        origins.check_sender(request)
         tenant = _admit(state, request)
-        async with bodies.read(request, tenant) as body:
-            return await prepare(state, body, tenant)
+        async with bodies.read(request, tenant) as received:
+            prepared = await prepare(state, received, tenant)
+            ignored = received.ignored
+        return _with_ignored(await respond(state, request, prepared), request, ignored)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await run(state, request, await prepared(request, prepare_chat))
+        return await generate(request, prepare_chat)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await run(state, request, await prepared(request, prepare_completion))
+        return await generate(request, prepare_completion)
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        async with bodies.read(request, _authenticate(state, request)) as body:
-            return JSONResponse(await operate.tokenize(state, body))
+        origins.check_sender(request)
+        async with bodies.read(request, _authenticate(state, request)) as received:
+            response = json_response(await admin_routes.tokenize(state, received))
+        return _with_ignored(response, request, received.ignored)
 
 
 def _add_operation(app: FastAPI, state: GatewayState) -> None:
+    origins = Origins(state.limits.cors_origins)
+
+    def authorize(request: Request) -> None:
+        origins.check_operator(request, is_guarded=state.keys.asks_for_admin_key)
+        state.keys.authorize(request.headers.get("authorization", ""))
+
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         _authenticate(state, request)
-        return JSONResponse(operate.models(state))
+        return json_response(admin_routes.models(state))
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
         _authenticate(state, request)
         if name != state.model.name:
             raise ApiError(404, "this model is not served here", "model", "model_not_found")
-        return JSONResponse(operate.model_card(state))
+        return json_response(admin_routes.model_card(state))
 
     @app.api_route("/flush_cache", methods=["GET", "POST"])
     async def flush_cache(request: Request) -> Response:
-        _authorize(state, request)
-        return JSONResponse(await operate.flush_cache(state))
+        authorize(request)
+        return json_response(await admin_routes.flush_cache(state))
 
     @app.get("/cluster")
     async def cluster(request: Request) -> Response:
-        _authorize(state, request)
-        return JSONResponse(operate.cluster(state))
+        authorize(request)
+        return json_response(admin_routes.cluster(state))
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        _authorize(state, request)
-        return operate.metrics(state)
+        authorize(request)
+        return admin_routes.metrics(state)
 
     @app.get("/health")
     async def health() -> Response:
-        return operate.health(state)
+        return admin_routes.health(state)
 
     @app.get("/openapi.json")
     async def openapi() -> Response:
         keys = state.keys
-        return JSONResponse(
+        return json_response(
             describe(state.model.name, asks_for_keys=keys.asks_for_keys, asks_for_admin_key=keys.asks_for_admin_key)
         )
 
     @app.get("/ready")
     async def ready() -> Response:
-        return operate.ready(state)
+        return admin_routes.ready(state)
 
 
 def _authenticate(state: GatewayState, request: Request) -> Tenant:
     return state.keys.authenticate(request.headers.get("authorization", ""))
 
 
-def _authorize(state: GatewayState, request: Request) -> None:
-    """A page of another site, in a browser of a trusted machine, is nobody to trust: it may send, but not read. Where its
-    site's name leads to this machine (DNS rebinding) its browser takes it for ours: only the name itself tells."""
-    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise ApiError(403, "pages of other sites may not operate the server", code="cross_site")
-    if not state.keys.asks_for_admin_key and not _is_ours(request.headers.get("host", "localhost")):
-        message = "ask under a loopback address, or set an admin key (--admin-key-file)"
-        raise ApiError(403, message, code="cross_site")
-    state.keys.authorize(request.headers.get("authorization", ""))
-
-
-def _is_ours(host: str) -> bool:
-    """Whether a Host header names this machine, whoever resolves it."""
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
-
-
 def _admit(state: GatewayState, request: Request) -> Tenant:
     tenant = _authenticate(state, request)
-    if state.jobs.is_draining:
+    if state.generations.is_draining:
         raise ApiError(503, "the server is shutting down", code="unavailable")
     if state.dispatcher.is_full:
         raise ApiError(429, "too many unfinished requests, try again later", code="busy")
-    state.jobs.check_room(tenant.namespace(""))
+    state.generations.check_room(tenant.namespace(""))
     return tenant
+
+
+def _with_ignored(response: Response, request: Request, ignored: list[str]) -> Response:
+    """Name the fields that nobody knows in the answer and in the log."""
+    if ignored:
+        named = response.headers[IGNORED_HEADER] = ignored_header(ignored)
+        log.info("fields ignored", extra={"request_id": request_id_of(request), "fields": named})
+    return response
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -146,10 +162,13 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        words = {404: "there is no such path", 405: "this path does not take that method"}
-        return error_response(ApiError(error.status_code, words.get(error.status_code, "the request was refused")))
+        path = request.url.path[:200]
+        messages = {404: f"there is no path {path!r}", 405: f"{path!r} does not take {request.method}"}
+        return error_response(ApiError(error.status_code, messages.get(error.status_code, "the request was refused")))
 
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> Response:
-        """The server logs the traceback; the client gets none of it."""
-        return error_response(ApiError(500, INTERNAL_MESSAGE, code="internal"))
+        """The server logs the traceback; the client gets none of it. This answer passes no middleware."""
+        response = error_response(ApiError(500, INTERNAL_MESSAGE, code="internal"))
+        response.headers[HEADER.decode()] = request_id_of(request)
+        return response

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 
-from fastapi.responses import JSONResponse
+import msgspec
+from starlette.responses import Response
 
 from headstart.core.errors import ErrorCode, RequestError
+from headstart.gateway.api.response_bodies import ErrorBody, ErrorDetail
 from headstart.gateway.stream import Failure
 
 STATUS = {
@@ -53,16 +55,28 @@ def from_request_error(error: RequestError) -> ApiError:
 def from_failure(failure: Failure) -> ApiError:
     """What the client is told of a failed choice: never an internal message."""
     internal = failure.code is ErrorCode.INTERNAL
-    code = "context_length_exceeded" if failure.code is ErrorCode.TOO_LONG else failure.code.value
-    return ApiError(STATUS[failure.code], INTERNAL_MESSAGE if internal else failure.message, code=code)
+    if failure.code is ErrorCode.TOO_LONG:
+        return ApiError(400, too_long_message(failure.message), code="context_length_exceeded")
+    return ApiError(STATUS[failure.code], INTERNAL_MESSAGE if internal else failure.message, code=failure.code.value)
 
 
-def error_body(error: ApiError) -> dict[str, object]:
+def too_long_message(reason: str) -> str:
+    """The phrases that clients know an overflow by."""
+    if "this model's maximum context length is" in reason and "prompt is too long" in reason:
+        return reason
+    return f"this model's maximum context length is exceeded, the prompt is too long: {reason}"
+
+
+def error_body(error: ApiError) -> ErrorBody:
     kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    return ErrorBody(ErrorDetail(error.message, kind, error.param, error.code))
 
 
-def error_response(error: ApiError) -> JSONResponse:
+def json_response(body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
     headers: Mapping[str, str] = {}
     if error.status == 401:
         headers = {"WWW-Authenticate": "Bearer"}
@@ -70,4 +84,4 @@ def error_response(error: ApiError) -> JSONResponse:
         headers = {"Retry-After": "1"}
     elif error.status == 408:
         headers = {"Connection": "close"}  # what is still to come of the body is not read
-    return JSONResponse(error_body(error), error.status, headers=headers)
+    return json_response(error_body(error), error.status, headers)

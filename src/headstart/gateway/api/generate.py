@@ -1,105 +1,108 @@
-"""The two generating endpoints: checks a body and prepares the work."""
+"""The two generating endpoints: checks a body and prepares the generation."""
 
 import time
-from typing import Any
 
 from headstart.gateway.api.auth import Tenant
+from headstart.gateway.api.body_reader import Received
 from headstart.gateway.api.errors import ApiError, invalid
-from headstart.gateway.api.params import (
-    MAX_CHOICES,
-    MAX_TOP_LOGPROBS,
-    Common,
-    output_budget,
-    read_common,
-    stop_criteria,
-)
+from headstart.gateway.api.output_budget import Wanted, output_budget
+from headstart.gateway.api.params import Common, read_common, stop_criteria
+from headstart.gateway.api.prepared import Prepared
 from headstart.gateway.api.prompts import encode, read_prompts, render_chat
-from headstart.gateway.api.run import Prepared
-from headstart.gateway.api.shapes import ChatShape, CompletionShape, Envelope
-from headstart.gateway.api.validate import Fields
-from headstart.gateway.job import Work
+from headstart.gateway.api.request_bodies import (
+    COMPLETION_DEFAULT_TOKENS,
+    MAX_TOP_LOGPROBS,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    TokenizeBody,
+)
+from headstart.gateway.api.response_format import ChatFormat, CompletionFormat, ResponseEnvelope
+from headstart.gateway.api.usage import MemoryUsage
+from headstart.gateway.api.validation import Problems
+from headstart.gateway.generation import GenerationSpec
 from headstart.gateway.state import GatewayState
-from headstart.gateway.stream import Answer
-
-COMPLETION_DEFAULT_TOKENS = 16
-MAX_SALT_LEN = 1024
+from headstart.gateway.stream import ChoiceOutput
+from headstart.gateway.token_memory import Recalled
 
 
-async def prepare_chat(state: GatewayState, body: dict[str, Any], tenant: Tenant) -> Prepared:
-    fields = Fields(body)
-    common = _read(state, fields)
-    namespace = tenant.namespace(_client_salt(fields))
-    render = render_chat(fields, state.model)
-    recalled = state.memory.recall(namespace, render)
-    rest = await encode(state.model.tokenizer, render[recalled.num_chars :], add_special_tokens=False, name="messages")
+async def prepare_chat(state: GatewayState, received: Received, tenant: Tenant) -> Prepared:
+    body = received.as_struct(ChatBody)
+    common = _read(state, body)
+    top_logprobs = _chat_logprobs(body)
+    namespace = tenant.namespace(body.cache_salt)
+    render = render_chat(body, state.model)
+    special = body.add_special_tokens is True
+    recalled = Recalled([]) if special else state.memory.recall(namespace, render)  # it has no special tokens in front
+    rest = await encode(
+        state.model.tokenizer, render[recalled.num_chars :], add_special_tokens=special, name="messages"
+    )
     prompt = recalled.ids + rest
-    names = ("max_completion_tokens", "max_tokens")
-    max_tokens = output_budget(fields, names, len(prompt), state.context_len, None)
-    top_logprobs = _chat_logprobs(fields)
-    work = _work(common, (prompt,), max_tokens, namespace, top_logprobs)
+    is_new_name = body.max_completion_tokens is not None
+    wanted = Wanted(
+        "max_completion_tokens" if is_new_name else "max_tokens", body.max_completion_tokens or body.max_tokens
+    )
+    max_tokens = output_budget("messages", len(prompt), wanted, state.context_limit)
+    spec = _spec(common, (prompt,), max_tokens, namespace, top_logprobs)
 
-    def remember(answer: Answer) -> None:
-        state.memory.remember(namespace, render, prompt, "".join(answer.text), answer.token_ids)
+    def remember(answer: ChoiceOutput) -> None:
+        if not special:
+            state.memory.remember(namespace, render, prompt, "".join(answer.text), answer.token_ids)
 
-    envelope = _envelope(state, "chatcmpl", common, work)
+    envelope = _envelope(state, "chatcmpl", common, spec)
     return Prepared(
         envelope.response_id,
         "chat",
-        work,
-        common,
-        ChatShape(envelope, state.model.tokenizer),
-        {"remembered_tokens": len(recalled.ids), "text_divergence": recalled.divergence},
+        spec,
+        common.output,
+        ChatFormat(envelope, state.model.tokenizer),
+        MemoryUsage(len(recalled.ids), recalled.divergence),
         remember,
     )
 
 
-async def prepare_completion(state: GatewayState, body: dict[str, Any], tenant: Tenant) -> Prepared:
-    fields = Fields(body)
-    common = _read(state, fields)
-    namespace = tenant.namespace(_client_salt(fields))
-    prompts = await read_prompts(fields, state.model, MAX_CHOICES)
-    if len(prompts) * common.num_choices > MAX_CHOICES:
-        raise invalid(f"'n' times the number of prompts must be at most {MAX_CHOICES}", "n", "invalid_value")
-    longest = max(map(len, prompts))
-    names = ("max_tokens",)
-    max_tokens = output_budget(fields, names, longest, state.context_len, COMPLETION_DEFAULT_TOKENS)
-    top_logprobs = None
-    if fields.has("logprobs") and fields.raw("logprobs") is not False:
-        top_logprobs = fields.integer("logprobs", 0, 0, MAX_TOP_LOGPROBS)
-    work = _work(common, prompts, max_tokens, namespace, top_logprobs)
-    envelope = _envelope(state, "cmpl", common, work)
-    shape = CompletionShape(envelope, state.model.tokenizer)
-    return Prepared(envelope.response_id, "completions", work, common, shape)
+async def prepare_completion(state: GatewayState, received: Received, tenant: Tenant) -> Prepared:
+    body = received.as_struct(CompletionBody)
+    common = _read(state, body)
+    top_logprobs = _completion_logprobs(body)
+    prompts = await read_prompts(body, state.model)
+    wanted = Wanted("max_tokens", body.max_tokens, COMPLETION_DEFAULT_TOKENS)
+    max_tokens = output_budget("prompt", max(map(len, prompts)), wanted, state.context_limit)
+    spec = _spec(common, prompts, max_tokens, tenant.namespace(body.cache_salt), top_logprobs)
+    envelope = _envelope(state, "cmpl", common, spec)
+    response_format = CompletionFormat(envelope, state.model.tokenizer)
+    return Prepared(envelope.response_id, "completions", spec, common.output, response_format, MemoryUsage())
 
 
-def check_model(state: GatewayState, fields: Fields) -> None:
-    name = fields.text("model", state.model.name)
-    if name != state.model.name:
-        message = f"the model {name[:200]!r} is not served here; {state.model.name!r} is"
+def check_model(state: GatewayState, body: GenerationBody | TokenizeBody) -> None:
+    if body.model and body.model != state.model.name:
+        message = f"the model {body.model[:200]!r} is not served here; {state.model.name!r} is"
         raise ApiError(404, message, "model", "model_not_found")
 
 
-def _read(state: GatewayState, fields: Fields) -> Common:
-    check_model(state, fields)
-    return read_common(fields, state.model.bounds, state.rng, state.limits.request_timeout_s)
+def _read(state: GatewayState, body: GenerationBody) -> Common:
+    check_model(state, body)
+    return read_common(body, state.model, state.rng, state.limits.request_timeout_s)
 
 
-def _client_salt(fields: Fields) -> str:
-    return fields.text("cache_salt", max_len=MAX_SALT_LEN)
-
-
-def _chat_logprobs(fields: Fields) -> int | None:
-    wanted = fields.boolean("logprobs")
-    num_top = fields.integer("top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
-    if num_top and not wanted:
+def _chat_logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("'top_logprobs' needs 'logprobs' to be true", "top_logprobs", "invalid_value")
-    return num_top if wanted else None
+    return body.top_logprobs if body.logprobs else None
 
 
-def _work(
+def _completion_logprobs(body: CompletionBody) -> int | None:
+    if body.logprobs is True:
+        problems = Problems()
+        problems.must_be("logprobs", f"an integer from 0 to {MAX_TOP_LOGPROBS} or false", True)
+        problems.refuse()
+    return None if isinstance(body.logprobs, bool) else body.logprobs
+
+
+def _spec(
     common: Common, prompts: tuple[list[int], ...], max_tokens: int, namespace: bytes, top_logprobs: int | None
-) -> Work:
-    return Work(
+) -> GenerationSpec:
+    return GenerationSpec(
         prompts=prompts,
         num_choices=common.num_choices,
         sampling=common.sampling,
@@ -108,17 +111,17 @@ def _work(
         namespace=namespace,
         deadline_s=common.deadline_s,
         num_top_logprobs=top_logprobs,
-        skip_special_tokens=common.skip_special_tokens,
+        skip_special_tokens=common.output.skip_special_tokens,
     )
 
 
-def _envelope(state: GatewayState, prefix: str, common: Common, work: Work) -> Envelope:
-    return Envelope(
+def _envelope(state: GatewayState, prefix: str, common: Common, spec: GenerationSpec) -> ResponseEnvelope:
+    return ResponseEnvelope(
         response_id=f"{prefix}-{state.rng.getrandbits(128):032x}",
         created=int(time.time()),
         model=state.model.name,
-        prompts=work.prompts,
-        num_choices=work.num_choices,
-        return_token_ids=common.return_token_ids,
-        with_logprobs=work.num_top_logprobs is not None,
+        prompts=spec.prompts,
+        num_choices=spec.num_choices,
+        return_token_ids=common.output.return_token_ids,
+        with_logprobs=spec.num_top_logprobs is not None,
     )

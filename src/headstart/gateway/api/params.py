@@ -1,51 +1,25 @@
-"""Fields that chat and completions share: sampling, length, stopping, deadline."""
+"""Fields that chat and completions share, once their types are right: what depends on the model or on other fields."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
 from headstart.core.request import SamplingParams, StopCriteria
-from headstart.gateway.api.errors import invalid
-from headstart.gateway.api.validate import Fields
-from headstart.gateway.model import ModelBounds
+from headstart.gateway.api.request_bodies import MAX_SEED, GenerationBody, StreamOptions
+from headstart.gateway.api.validation import Problems
+from headstart.gateway.model import ServedModel
 from headstart.gateway.stream import StopRules
 
-MAX_CHOICES = 128  # of one HTTP request, over all its prompts
-MAX_TOP_LOGPROBS = 20
-MAX_STOPS = 16
-MAX_STOP_LEN = 1024
-MAX_STOP_IDS = 256
-MAX_BIASES = 1024
 
-NOT_BUILT = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "echo": (False,),
-    "prompt_logprobs": (),
-    "best_of": (1,),
-    "suffix": ("",),
-    "use_beam_search": (False,),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "json_schema": (),
-    "regex": (),
-    "ebnf": (),
-    "lora_path": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "input_logprobs": (False,),
-    "truncate_prompt_tokens": (),
-}
-"""What is refused by name, with the values that mean the same as leaving it out."""
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How the answer is sent."""
+
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    skip_special_tokens: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,79 +31,125 @@ class Common:
     rules: StopRules
     min_tokens: int
     deadline_s: float
-    stream: bool
-    include_usage: bool
-    return_token_ids: bool
-    skip_special_tokens: bool
+    output: OutputOptions
 
 
-def read_common(fields: Fields, bounds: ModelBounds, rng: Random, max_deadline_s: float) -> Common:
-    fields.refuse(NOT_BUILT)
-    stream = fields.boolean("stream")
-    options = fields.object("stream_options")
-    if fields.has("stream_options") and not stream:
-        raise invalid("'stream_options' needs 'stream' to be true", "stream_options", "invalid_value")
-    eos = () if fields.boolean("ignore_eos") else bounds.eos_token_ids
-    stop_ids = fields.token_ids("stop_token_ids", bounds.vocab_size, MAX_STOP_IDS)
-    return Common(
-        sampling=read_sampling(fields, bounds, rng),
-        num_choices=fields.integer("n", 1, 1, MAX_CHOICES),
-        rules=StopRules(frozenset((*eos, *stop_ids)), frozenset(eos), fields.strings("stop", MAX_STOPS, MAX_STOP_LEN)),
-        min_tokens=fields.integer("min_tokens", 0, 0, bounds.context_len),
-        deadline_s=fields.number("deadline_s", max_deadline_s, 0, max_deadline_s, above=True),
-        stream=stream,
-        include_usage=options.boolean("include_usage"),
-        return_token_ids=fields.boolean("return_token_ids"),
-        skip_special_tokens=fields.boolean("skip_special_tokens", True),
+def read_common(body: GenerationBody, model: ServedModel, rng: Random, max_deadline_s: float) -> Common:
+    """Raises ApiError 400 that names everything that is wrong."""
+    problems, bounds = Problems(), model.bounds
+    check_token_ids(body.stop_token_ids, bounds.vocab_size, "stop_token_ids", problems)
+    if body.min_tokens > bounds.context_len:
+        problems.must_be("min_tokens", f"an integer from 0 to {bounds.context_len}", body.min_tokens)
+    if body.deadline_s is not None and body.deadline_s > max_deadline_s:
+        problems.must_be("deadline_s", f"a number above 0 up to {max_deadline_s:g}", body.deadline_s)
+    # An end token that the vocabulary lacks is never drawn.
+    eos = () if body.ignore_eos else tuple(i for i in bounds.eos_token_ids if i < bounds.vocab_size)
+    strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    rules = StopRules(frozenset((*eos, *body.stop_token_ids)), frozenset(eos), strings)
+    common = Common(
+        sampling=read_sampling(body, model, rng, problems),
+        num_choices=body.n,
+        rules=rules,
+        min_tokens=body.min_tokens,
+        deadline_s=min(body.deadline_s or max_deadline_s, max_deadline_s),
+        output=read_output(body, problems),
+    )
+    check_something_is_left(common, body.allowed_token_ids, problems)
+    problems.refuse()
+    return common
+
+
+def read_output(body: GenerationBody, problems: Problems) -> OutputOptions:
+    options = body.stream_options or StreamOptions()
+    if body.stream_options is not None and not body.stream:
+        problems.add("stream_options", "'stream_options' needs 'stream' to be true")
+    if options.continuous_usage_stats and not options.include_usage:
+        name = "stream_options.continuous_usage_stats"
+        problems.add(name, f"'{name}' needs 'stream_options.include_usage' to be true")
+    return OutputOptions(
+        stream=body.stream,
+        include_usage=options.include_usage,
+        continuous_usage=options.continuous_usage_stats,
+        return_token_ids=body.return_token_ids,
+        skip_special_tokens=body.skip_special_tokens,
     )
 
 
-def read_sampling(fields: Fields, bounds: ModelBounds, rng: Random) -> SamplingParams:
+def read_sampling(body: GenerationBody, model: ServedModel, rng: Random, problems: Problems) -> SamplingParams:
+    seed = rng.getrandbits(63) if body.seed is None else body.seed
+    if not -(1 << 63) <= seed <= MAX_SEED:
+        problems.must_be("seed", f"an integer from {-(1 << 63)} to {MAX_SEED}", seed)
+    vocab_size = model.bounds.vocab_size
+    check_token_ids(body.allowed_token_ids or (), vocab_size, "allowed_token_ids", problems)
     return SamplingParams(
-        temperature=fields.number("temperature", 1.0, 0, 2),
-        top_p=fields.number("top_p", 1.0, 0, 1, above=True),
-        top_k=max(fields.integer("top_k", 0, -1, 1 << 31), 0),
-        min_p=fields.number("min_p", 0.0, 0, 1),
-        presence_penalty=fields.number("presence_penalty", 0.0, -2, 2),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, -2, 2),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, 0, 10, above=True),
-        logit_bias=read_logit_bias(fields, bounds.vocab_size),
-        seed=fields.integer("seed", rng.getrandbits(63), -(1 << 63), (1 << 64) - 1) % (1 << 64),
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=max(body.top_k, 0),
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=read_biases(body, vocab_size, problems),
+        seed=seed % (1 << 64),
+        allowed_token_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
+        banned_token_ids=tuple(sorted(set(read_bad_words(body.bad_words, model, problems)))),
     )
 
 
-def read_logit_bias(fields: Fields, vocab_size: int) -> dict[int, float]:
-    entries = fields.object("logit_bias")
-    biases: dict[int, float] = {}
-    for key, _ in entries.items():
-        if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocab_size):
-            raise invalid(f"'logit_bias' has {key[:20]!r}, which is no token id", "logit_bias", "invalid_value")
-        biases[int(key)] = entries.number(key, 0.0, -100, 100)
-    if len(biases) > MAX_BIASES:
-        raise fields.error("logit_bias", f"an object of at most {MAX_BIASES} tokens")
+def read_biases(body: GenerationBody, vocab_size: int, problems: Problems) -> dict[int, float]:
+    biases = {int(key): bias for key, bias in body.logit_bias.items()}
+    for token_id in biases:
+        if token_id >= vocab_size:
+            problems.add("logit_bias", f"'logit_bias' has {token_id}, which is no token id from 0 to {vocab_size - 1}")
     return biases
 
 
+def read_bad_words(words: Sequence[str], model: ServedModel, problems: Problems) -> list[int]:
+    """The tokens that are never drawn: each word as it begins a text, and as it stands after a space.
+
+    A word of several tokens would have to be banned by what stands before its last one; it is refused by name.
+    """
+    banned = []
+    for index, word in enumerate(words):
+        name = f"bad_words[{index}]"
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            problems.add(name, f"'{name}' holds a lone surrogate, which is no character")
+            continue
+        begins = model.tokenizer.encode(word.lstrip(), add_special_tokens=False)
+        follows = model.tokenizer.encode(f" {word.lstrip()}", add_special_tokens=False)
+        if len(begins) != 1:
+            problems.add(name, f"'{name}' is {len(begins)} tokens; only words of one token are supported")
+            continue
+        banned += begins + (follows if len(follows) == 1 else [])
+    return banned
+
+
+def check_something_is_left(common: Common, allowed: Sequence[int] | None, problems: Problems) -> None:
+    """Refuse an allow-list of which nothing may be drawn."""
+    if allowed is None:
+        return
+    left = set(allowed).difference(common.sampling.banned_token_ids)
+    if not left:
+        problems.add("allowed_token_ids", "'bad_words' bans everything in 'allowed_token_ids'")
+    elif common.min_tokens and common.rules.token_ids.issuperset(left):
+        message = "'allowed_token_ids' has only ids that end the answer, which 'min_tokens' puts off"
+        problems.add("allowed_token_ids", message)
+
+
+def check_token_ids(values: Sequence[int], vocab_size: int, name: str, problems: Problems) -> None:
+    """Note the first that is none of the model's."""
+    for position, value in enumerate(values):
+        if value >= vocab_size:
+            problems.must_be(f"{name}[{position}]", f"a token id from 0 to {vocab_size - 1}", value)
+            return
+
+
 def stop_criteria(common: Common, max_tokens: int) -> StopCriteria:
+    problems = Problems()
     if common.min_tokens > max_tokens:
-        raise invalid(f"'min_tokens' must not be above {max_tokens}, the most that is generated", "min_tokens")
+        message = f"'min_tokens' must not be above {max_tokens}, the most that is generated, got {common.min_tokens}"
+        problems.add("min_tokens", message)
+    problems.refuse()
     return StopCriteria(max_tokens, common.min_tokens, tuple(sorted(common.rules.token_ids)))
-
-
-def output_budget(
-    fields: Fields, names: tuple[str, ...], prompt_len: int, context_len: int, default: int | None
-) -> int:
-    """Tokens to generate at most: the first of `names` that is given, `default`, or what the context leaves."""
-    room = context_len - prompt_len
-    if room < 1:
-        source = "messages" if len(names) > 1 else "prompt"
-        message = f"'{source}' has {prompt_len} tokens; at most {context_len - 1} leave room for an answer"
-        raise invalid(message, source, "context_length_exceeded")
-    given = next((name for name in names if fields.has(name)), None)
-    if given is None:
-        return room if default is None else min(default, room)
-    wanted = fields.integer(given, room, 1, 1 << 31)
-    if wanted > room:
-        message = f"'{given}' is {wanted} and the prompt has {prompt_len} tokens: more than the {context_len} that fit"
-        raise invalid(message, given, "context_length_exceeded")
-    return wanted

@@ -10,6 +10,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
+CHECKS_PER_PATIENCE = 4
+"""How often a stream is looked at for a client that takes nothing: one timer for each send would cost more than the send."""
+
+
+WRITE_CHUNK = "headstart.write_chunk"
+"""Extension of ASGI that a server may offer: a function that takes a chunk of a response whose start was sent and whose
+length is not known. It returns False, and has done nothing, if the client does not keep up or has left; then `send`
+waits, or drops it."""
 
 
 def event(body: Any) -> bytes:
@@ -34,30 +42,42 @@ class EventStream(Response):
         self._events = events
         self._on_close = on_close
         self._patience_s = patience_s
+        self._send_began: float | None = None  # when the send that is open began, in the loop's time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
+        write_chunk = scope.get("extensions", {}).get(WRITE_CHUNK)
+        sending = asyncio.ensure_future(self._send_all(send, write_chunk))
         leaving = asyncio.ensure_future(client_gone(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            done: set[asyncio.Future[None]] = set()
+            while not done and not self._is_stalled:
+                check_s = self._patience_s / CHECKS_PER_PATIENCE
+                done, _ = await asyncio.wait((sending, leaving), timeout=check_s, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         except OSError:
-            pass  # the connection broke while we were writing, or (TimeoutError) would take no more
+            pass  # the connection broke while we were writing
         finally:
             self._on_close()  # first: we may be cancelled ourselves
             await _cancelled(sending, leaving)
 
-    async def _send_all(self, send: Send) -> None:
-        async def give(message: Message) -> None:
-            async with asyncio.timeout(self._patience_s):
-                await send(message)
+    @property
+    def _is_stalled(self) -> bool:
+        began = self._send_began
+        return began is not None and asyncio.get_running_loop().time() - began >= self._patience_s
 
-        await give({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _send_all(self, send: Send, write_chunk: Callable[[bytes], bool] | None) -> None:
+        await self._send(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._events) as events:  # type: ignore[type-var]
             async for chunk in events:
-                await give({"type": "http.response.body", "body": chunk, "more_body": True})
-        await give({"type": "http.response.body", "body": b"", "more_body": False})
+                if write_chunk is None or not write_chunk(chunk):
+                    await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, message: Message) -> None:
+        self._send_began = asyncio.get_running_loop().time()
+        await send(message)
+        self._send_began = None
 
 
 async def _cancelled(*tasks: "asyncio.Future[None]") -> None:
