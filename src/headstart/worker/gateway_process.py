@@ -39,7 +39,7 @@ from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.model import ModelBounds, ServedModel, load_served_model
 from headstart.gateway.state import GatewayState, HttpLimits, OpenGenerations, Telemetry
 from headstart.gateway.token_memory import TokenMemory
-from headstart.model.info import model_fingerprint, parse_overrides, read_model_info
+from headstart.model.info import fix_context, model_fingerprint, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, weight_files
 from headstart.observe.logs import set_up_logging
 from headstart.observe.metrics import GatewayMetrics, WorkerCollector, WorkerSample
@@ -247,7 +247,7 @@ def build_state(spec: GatewaySpec, handle: DispatcherHandle) -> GatewayState:
 
 def _model(spec: GatewaySpec) -> ServedModel:
     folder = Path(spec.model_folder)
-    info = read_model_info(folder, parse_overrides(spec.worker.model.json_model_override_args))
+    info = read_model_info(folder, parse_overrides(_overrides(spec)))
     wanted = spec.worker.model.context_length
     context_len = info.context_len if wanted == "auto" else min(wanted, info.context_len)
     bounds = ModelBounds(info.vocab_size, context_len, info.eos_token_ids)
@@ -262,7 +262,12 @@ def served_fingerprint(spec: GatewaySpec) -> str:
             "no weights to compare workers with: the first decode worker decides", extra={"folder": str(folder)}
         )
         return ""
-    return model_fingerprint(WeightSource(folder, model.load_format, overrides=model.json_model_override_args))
+    return model_fingerprint(WeightSource(folder, model.load_format, overrides=_overrides(spec)))
+
+
+def _overrides(spec: GatewaySpec) -> str:
+    model = spec.worker.model
+    return fix_context(Path(spec.model_folder), model.json_model_override_args, model.context_length)
 
 
 def _samples(dispatcher: Dispatcher) -> list[WorkerSample]:
