@@ -45,7 +45,8 @@ def read_common(body: GenerationBody, model: ServedModel, rng: Random, max_deadl
     # An end token that the vocabulary lacks is never drawn.
     eos = () if body.ignore_eos else tuple(i for i in bounds.eos_token_ids if i < bounds.vocab_size)
     strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-    rules = StopRules(frozenset((*eos, *body.stop_token_ids)), frozenset(eos), strings)
+    ending = frozenset((*eos, *body.stop_token_ids))
+    rules = StopRules(ending, frozenset(eos), strings, body.include_stop_str_in_output)
     common = Common(
         sampling=read_sampling(body, model, rng, problems),
         num_choices=body.n,

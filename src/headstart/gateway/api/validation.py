@@ -213,5 +213,13 @@ def _string(kind: inspect.StrType) -> str:
 
 def _list(kind: inspect.ListType) -> str:
     size = "a non-empty list" if kind.min_length else "a list"
-    most = "" if kind.max_length is None else f" of at most {kind.max_length}"
-    return f"{size}{most}"
+    nouns = {_NOUNS.get(type(part), "values") for part in _alternatives(kind.item_type)}
+    noun = nouns.pop() if len(nouns) == 1 else "values"
+    return f"{size} of {noun}" if kind.max_length is None else f"{size} of at most {kind.max_length} {noun}"
+
+
+_NOUNS: dict[type[inspect.Type], str] = {
+    inspect.IntType: "integers",
+    inspect.StrType: "strings",
+    inspect.StructType: "objects",
+}
