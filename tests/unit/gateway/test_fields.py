@@ -242,7 +242,9 @@ def test_allowed_and_banned_tokens_reach_the_worker():
 
 
 def test_a_bad_word_of_several_tokens_is_refused_by_name():
-    assert error_of(post(COMPLETIONS, completion_body(bad_words=["a", "quick brown fox"]))[0])["param"] == "bad_words[1]"
+    assert (
+        error_of(post(COMPLETIONS, completion_body(bad_words=["a", "quick brown fox"]))[0])["param"] == "bad_words[1]"
+    )
 
 
 def test_an_allow_list_of_which_nothing_is_left_is_refused():
@@ -300,7 +302,10 @@ def test_continuous_usage_counts_the_tokens_of_every_chunk(path, body):
     events = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line.startswith("data: {")]
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
-    assert all(event["usage"]["total_tokens"] == event["usage"]["prompt_tokens"] + n for event, n in zip(events, counts))
+    assert all(
+        event["usage"]["total_tokens"] == event["usage"]["prompt_tokens"] + n
+        for event, n in zip(events, counts, strict=True)
+    )
     assert counts[-1] == counts[-2] > counts[0]
     assert "prompt_tokens_details" in events[-1]["usage"]
 
