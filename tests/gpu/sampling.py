@@ -26,7 +26,6 @@ def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
         return float(value) if rng.random() < 0.5 else default
 
     bias = {int(token): float(rng.normal(0, 4)) for token in rng.integers(0, vocab, 3)} if rng.random() < 0.3 else {}
-    allowed = rng.choice(vocab, min(vocab, 20), replace=False) if rng.random() < 0.2 else ()
     return SamplingParams(
         temperature=0.0 if rng.random() < 0.15 else float(rng.uniform(0.2, 2)),
         top_p=maybe(rng.uniform(0.05, 1), 1.0),
@@ -36,8 +35,6 @@ def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
         frequency_penalty=maybe(rng.uniform(-2, 2), 0.0),
         repetition_penalty=maybe(rng.uniform(0.5, 2), 1.0),
         logit_bias=bias,
-        allowed_token_ids=tuple(map(int, allowed)),
-        banned_token_ids=tuple(rng.integers(0, vocab, 3).tolist()) if rng.random() < 0.2 else (),
         seed=int(rng.integers(0, 2**64, dtype=np.uint64)),
         allowed_token_ids=tuple(rng.integers(0, vocab, 9).tolist()) if rng.random() < 0.15 else (),
         banned_token_ids=tuple(rng.integers(0, vocab, 3).tolist()) if rng.random() < 0.15 else (),

@@ -7,7 +7,7 @@ import pytest
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Join, WorkerExited, WorkerRef
 from headstart.gateway.api.errors import from_failure
-from headstart.gateway.stream import Failure
+from headstart.gateway.stream import ChoiceFailure
 
 from .scripted import CONTEXT, Script, ScriptedWorld, chat_body, completion_body, run
 from .world import SPEC
@@ -53,7 +53,7 @@ def test_an_overflow_is_told_in_the_words_that_clients_know(path, body):
 
 @pytest.mark.parametrize("message", ["13 pages are more than the pool has", ""])
 def test_a_workers_own_words_for_an_overflow_are_put_among_them(message):
-    error = from_failure(Failure(0, ErrorCode.TOO_LONG, message))
+    error = from_failure(ChoiceFailure(0, ErrorCode.TOO_LONG, message))
     assert_known_as_an_overflow({"message": error.message, "code": error.code, "type": "invalid_request_error"})
     assert message in error.message
 

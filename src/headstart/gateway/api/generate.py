@@ -5,7 +5,7 @@ import time
 from headstart.gateway.api.auth import Tenant
 from headstart.gateway.api.body_reader import Received
 from headstart.gateway.api.errors import ApiError, invalid
-from headstart.gateway.api.output_budget import Wanted, output_budget
+from headstart.gateway.api.output_budget import WantedOutput, output_budget
 from headstart.gateway.api.params import Common, read_common, stop_criteria
 from headstart.gateway.api.prepared import Prepared
 from headstart.gateway.api.prompts import encode, read_prompts, render_chat
@@ -37,7 +37,7 @@ async def prepare_chat(state: GatewayState, received: Received, tenant: Tenant) 
     )
     prompt = recalled.ids + rest
     is_new_name = body.max_completion_tokens is not None
-    wanted = Wanted(
+    wanted = WantedOutput(
         "max_completion_tokens" if is_new_name else "max_tokens", body.max_completion_tokens or body.max_tokens
     )
     max_tokens = output_budget("messages", len(prompt), wanted, state.context_limit)
@@ -64,7 +64,7 @@ async def prepare_completion(state: GatewayState, received: Received, tenant: Te
     common = _read(state, body)
     top_logprobs = None if body.logprobs is False else body.logprobs
     prompts = await read_prompts(body, state.model)
-    wanted = Wanted("max_tokens", body.max_tokens, COMPLETION_DEFAULT_TOKENS)
+    wanted = WantedOutput("max_tokens", body.max_tokens, COMPLETION_DEFAULT_TOKENS)
     max_tokens = output_budget("prompt", max(map(len, prompts)), wanted, state.context_limit)
     spec = _spec(common, prompts, max_tokens, tenant.namespace(body.cache_salt), top_logprobs)
     envelope = _envelope(state, "cmpl", common, spec)
