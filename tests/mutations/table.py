@@ -172,6 +172,27 @@ MUTATIONS = (
         ("tests/unit/lifecycle/test_probing.py",),
     ),
     Mutation(
+        "deaths: silence is held against a request as if the worker had died",
+        "gateway/cluster.py",
+        "[Loss(record.ref, has_ended=False) for record",
+        "[Loss(record.ref, has_ended=True) for record",
+        ("tests/unit/gateway/test_absent_workers.py",),
+    ),
+    Mutation(
+        "origins: a page of another site may generate",
+        "gateway/api/origins.py",
+        "        if ANY not in self.allowed and self._is_foreign(request):",
+        "        if False:",
+        ("tests/unit/gateway/test_origins.py",),
+    ),
+    Mutation(
+        "usage: what a worker counts beyond the prompt reaches the client",
+        "gateway/choice_record.py",
+        "    return structs.replace(stats, **wrong) if wrong else stats",
+        "    return stats",
+        ("tests/unit/gateway/test_absent_workers.py",),
+    ),
+    Mutation(
         "notices: broken text of a stranger ends the worker",
         "core/messages.py",
         "    except (MsgspecError, ValueError, RecursionError):",

@@ -174,28 +174,28 @@ class ControlChannel:
 
 
 class RefusedConnections:
-    """Says at most every `REFUSED_REPORT_S` how many connections were refused."""
+    """Logs at most every `REFUSED_REPORT_S` how many connections were refused."""
 
     def __init__(self, router: Router, now: Callable[[], float]) -> None:
         self._router = router
         self._now = now
         self._num_refused = 0
-        self._spoke_at = float("-inf")
+        self._logged_at = float("-inf")
 
-    def look(self) -> None:
+    def check(self) -> None:
         if self._router.refusals is None:
             return
         self._num_refused += self._router.refusals.take()
-        if self._num_refused and self._now() - self._spoke_at >= REFUSED_REPORT_S:
+        if self._num_refused and self._now() - self._logged_at >= REFUSED_REPORT_S:
             reason = "no handshake on the control port: another --cluster-key, only one side has one, or no worker"
             log.warning("connections refused", extra={"connections": self._num_refused, "reason": reason})
-            self._num_refused, self._spoke_at = 0, self._now()
+            self._num_refused, self._logged_at = 0, self._now()
 
 
 async def _tick(calls: DispatcherApi, refused: RefusedConnections) -> None:
     while True:
         calls.advance()
-        refused.look()
+        refused.check()
         await asyncio.sleep(TICK_S)
 
 
@@ -255,7 +255,7 @@ def _model(spec: GatewaySpec) -> ServedModel:
 
 
 def served_fingerprint(spec: GatewaySpec) -> str:
-    """What decode workers of the gateway's model carry. Empty where its folder has a tokenizer but no weights."""
+    """What decode workers of the gateway's model carry. Empty if its folder has a tokenizer but no weights."""
     folder, model = Path(spec.model_folder), spec.worker.model
     if model.load_format != "dummy" and not weight_files(folder):
         log.warning(
