@@ -210,6 +210,7 @@ class FreeSteps:
             self._take_pages(num_steps)
         for entry in queues.running.values():
             choice, sequence = entry.choice, entry.choice.sequence
+            choice.metrics.computed(sequence.num_computed, sequence.num_computed + 1)
             sequence.extend(self._draw(choice.request, sequence.num_outputs, num_steps))
             sequence.num_computed += num_steps
             choice.metrics.timestamp("first_token", first_end)
