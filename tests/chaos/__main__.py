@@ -1,4 +1,4 @@
-"""python -m chaos: seeds of chaos over whole worlds in virtual time, and what they came to.
+"""python -m chaos: seeds of chaos over whole clusters in virtual time, and what they came to.
 
 --seeds N --start K    seeds K, K + 1, ..., K + N - 1; ends at the first that fails, with its last events
 --timeline SEED        everything that happens in one seed, request states included

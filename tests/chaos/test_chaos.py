@@ -1,4 +1,4 @@
-"""Seeds of chaos over whole worlds: every end, every output and every page is judged in each of them."""
+"""Seeds of chaos over whole clusters: every end, every output and every page is judged in each of them."""
 
 import hashlib
 import os

@@ -11,7 +11,7 @@ applied leave behind exactly what as many passes of the loop would: the same tok
 the same order, the next step launched.
 
 `catch_up` comes before whatever may see the worker: a pass, a heartbeat, a stall, its end. A step that ends at the very
-time of a pass belongs to the pass, which takes messages first. `unsaid` decides when tokens are sent.
+time of a pass belongs to the pass, which takes messages first. `deferred` decides when tokens are sent.
 """
 
 from bisect import bisect_left
@@ -30,9 +30,9 @@ from headstart.scheduler.decode.gateway_liveness import OWN_STALL_S
 from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.scheduler import DecodeScheduler
 from headstart.scheduler.decode.states import Choice, Running
-from headstart.sim.blank import BlankExecutor
 from headstart.sim.clock import NEVER
-from headstart.sim.unsaid import Unsaid
+from headstart.sim.deferred_output import DeferredOutput
+from headstart.sim.synthetic_executor import SyntheticExecutor
 from headstart.worker.loop import PUBLISH_S, WorkerLoop
 
 Draw = Callable[[Request, int, int], Int32Array]
@@ -40,12 +40,14 @@ Draw = Callable[[Request, int, int], Int32Array]
 
 
 class FastForward:
-    def __init__(self, scheduler: DecodeScheduler, executor: BlankExecutor, loop: WorkerLoop, unsaid: Unsaid) -> None:
+    def __init__(
+        self, scheduler: DecodeScheduler, executor: SyntheticExecutor, loop: WorkerLoop, deferred: DeferredOutput
+    ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._loop = loop
-        self._unsaid = unsaid
-        unsaid.read_from(scheduler.sequence)
+        self._deferred = deferred
+        deferred.read_from(scheduler.sequence)
         self._steps = FreeSteps(scheduler.queues, executor.tape.read)
         self._ends: list[float] = []  # of the step in flight and of those after it, as far as known
         self._num_free = 0  # that may be applied; one end more than these is known
@@ -126,13 +128,13 @@ class FastForward:
     def collect(self) -> None:
         """Outputs of applied steps are to be sent. Comes before a pass that may change what runs."""
         if self._done:
-            self._unsaid.add(self._steps.refs(), self._done)
+            self._deferred.add(self._steps.refs(), self._done)
             self._done = []
 
-    def say(self, arriving_by: float = NEVER) -> None:
+    def flush(self, arriving_by: float = NEVER) -> None:
         """Send all tokens that reach their gateways by this time."""
         self.collect()
-        self._unsaid.say(arriving_by)
+        self._deferred.flush(arriving_by)
 
 
 class FreeSteps:

@@ -6,7 +6,7 @@ Not here, with the reason: K6 (weights are never swapped in a running worker; a 
 import subprocess
 import sys
 
-from worlds import make_world, prompt, serve, settle, stats
+from worlds import make_cluster, prompt, serve, settle, stats
 
 from headstart.core.arrays import int32_array
 from headstart.core.identity import cache_namespace
@@ -32,15 +32,15 @@ def test_case_K2_K3_parts_of_a_namespace_are_typed_and_cannot_run_into_each_othe
 
 def test_case_K8_a_salt_survives_every_hop() -> None:
     """Gateway, decode, prefill and both pools: the executor's KV of a namespace is unlike that of any other."""
-    world = make_world(decode_pages=200, prefill_pages=200)
+    cluster = make_cluster(decode_pages=200, prefill_pages=200)
     salts = [cache_namespace(tenant_salt=bytes([i])) for i in range(3)]
     for salt in salts:
-        cold = serve(world, prompt(21), namespace=salt)
+        cold = serve(cluster, prompt(21), namespace=salt)
         assert (stats(cold).decode_prefix_len, stats(cold).prefill_prefix_len) == (0, 0)
     for salt in salts:
-        warm = serve(world, prompt(41), namespace=salt)
+        warm = serve(cluster, prompt(41), namespace=salt)
         assert (stats(warm).decode_prefix_len, stats(warm).prefill_prefix_len) == (20, 20)
-    settle(world)
+    settle(cluster)
 
 
 def test_case_K9_a_hit_compares_tokens_and_no_digest_of_them() -> None:

@@ -1,7 +1,7 @@
 """Case O8: whoever asks for a prompt learns nothing of whether another tenant asked for it before."""
 
 import pytest
-from worlds import make_world, prompt, settle, stats
+from worlds import make_cluster, prompt, settle, stats
 
 from headstart.gateway.api.auth import Tenant
 from headstart.sim.client import Handle
@@ -12,13 +12,13 @@ SPY, VICTIM = Tenant(b"spy"), Tenant(b"victim")
 
 def probe(said_by_victim: list[int], spy: Tenant, *, at_once: bool) -> tuple[Handle, list[float]]:
     """The spy asks for `ASKED` after the victim, or while the victim's request runs: its answer, and the times of its
-    tokens since it asked. A world of one seed draws the same delays whatever is asked."""
-    world = make_world(seed=3)
-    first = world.submit(world.request(said_by_victim, 12, namespace=VICTIM.namespace("")))
-    world.run_until(lambda: first.is_done or (at_once and bool(first.tokens)))
-    began = world.clock.now()
-    asked = world.submit(world.request(ASKED, 6, namespace=spy.namespace("")))
-    settle(world)
+    tokens since it asked. A cluster of one seed draws the same delays whatever is asked."""
+    cluster = make_cluster(seed=3)
+    first = cluster.submit(cluster.request(said_by_victim, 12, namespace=VICTIM.namespace("")))
+    cluster.run_until(lambda: first.is_done or (at_once and bool(first.tokens)))
+    began = cluster.clock.now()
+    asked = cluster.submit(cluster.request(ASKED, 6, namespace=spy.namespace("")))
+    settle(cluster)
     return asked, [time_s - began for time_s in asked.token_times]
 
 

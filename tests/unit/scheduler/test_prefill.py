@@ -25,7 +25,7 @@ from headstart.core.messages import (
 from headstart.scheduler.checksums import page_checksums
 from headstart.transfer.contract import Completed, Notice, PeerLost
 from headstart.transfer.digest import HostDigests
-from headstart.transfer.loopback import Fate, judge_nth
+from headstart.transfer.loopback import Fault, inject_nth
 
 REF = TicketRef(1, 0)
 
@@ -497,10 +497,10 @@ def test_repeated_cancels_of_a_running_call_get_one_answer() -> None:
 
 
 @pytest.mark.parametrize("k", range(4))
-@pytest.mark.parametrize("fate", [Fate(refused=True), Fate(fails=True)], ids=["post refused", "write failed"])
-def test_case_C8_and_E4_a_failed_chunk_ends_the_attempt_after_its_other_writes(k: int, fate: Fate) -> None:
+@pytest.mark.parametrize("fault", [Fault(refused=True), Fault(fails=True)], ids=["post refused", "write failed"])
+def test_case_C8_and_E4_a_failed_chunk_ends_the_attempt_after_its_other_writes(k: int, fault: Fault) -> None:
     rig = Rig(transfer_s=0.012)
-    rig.links.judge = judge_nth({k: fate})
+    rig.links.injector = inject_nth({k: fault})
     caller = rig.caller()
     caller.call(1, prompt(64))
     rig.run()
@@ -517,7 +517,7 @@ def test_case_C8_and_E4_a_failed_chunk_ends_the_attempt_after_its_other_writes(k
 
 def test_a_failed_attempt_is_not_answered_while_a_write_is_open() -> None:
     rig = Rig(transfer_s=0.001)
-    rig.links.judge = judge_nth({0: Fate(delay_s=1.0), 1: Fate(fails=True)})
+    rig.links.injector = inject_nth({0: Fault(delay_s=1.0), 1: Fault(fails=True)})
     caller = rig.caller()
     caller.call(1, prompt(32))
     rig.run(0.5)
