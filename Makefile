@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Spinning OpenMP threads of two processes on few cores slow each other down by two orders of magnitude.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup
-TEST_DIRS := tests/unit tests/contract tests/chaos tests/integration
+TEST_DIRS := tests/unit tests/models tests/contract tests/chaos tests/integration
 CONTROL_PLANE := $(wildcard $(addprefix src/headstart/,core wire config kv transfer/contract.py transfer/digest.py \
 	transfer/loopback.py scheduler gateway text observe sim plan))
 

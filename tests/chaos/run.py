@@ -421,7 +421,7 @@ class ChaosRun:
     def _note_quarantine(self) -> None:
         """Pages that a request gave up while a peer might still write them."""
         for ref, scheduler in self._decode_schedulers():
-            for call in scheduler.open_calls():
+            for call in scheduler.open_tickets():
                 if call.phase is Phase.CANCELLING and (ref, call.ref) not in self._loose:
                     self._loose.add((ref, call.ref))
                     self.tally.quarantined_pages += int(call.missing.sum())

@@ -1,5 +1,7 @@
 """An executor for cards with its kernels in Triton's interpreter, no graphs, work done as it is launched."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,10 +13,13 @@ pytestmark = pytest.mark.skipif(not interpreter_runs(), reason="this Triton's in
 NOISE = 0.05
 
 
-@pytest.fixture(params=[True, False], ids=["fused", "plain"])
+EAGER = Setup("cpu", torch.float16, "float16", page_size=16, num_pages=120, head_dim=16, graph_rows=0)
+SETUPS = {"fused": EAGER, "plain": replace(EAGER, fused=False)}
+
+
+@pytest.fixture(params=SETUPS.values(), ids=SETUPS)
 def rig(request, tmp_path):
-    setup = Setup("cpu", torch.float16, "float16", page_size=16, num_pages=120, head_dim=16, fused=request.param)
-    rig = Rig(tmp_path, setup)
+    rig = Rig(tmp_path, request.param)
     yield rig
     rig.executor.close()
 
@@ -25,6 +30,13 @@ def test_greedy_alone_and_together(rig):
 
 def test_two_steps_ahead(rig):
     cases.check_two_steps_ahead(rig, NOISE)
+
+
+def test_bodies_of_graphs(tmp_path):
+    """As they are before they are captured: padded, at fixed addresses."""
+    rig = Rig(tmp_path, replace(EAGER, graph_rows=4))
+    cases.check_pages_are_reused(rig, NOISE)
+    rig.executor.close()
 
 
 def test_pages_are_reused(rig):

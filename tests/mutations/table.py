@@ -67,6 +67,27 @@ MUTATIONS = (
         ("tests/unit/scheduler/test_prefill.py",),
     ),
     Mutation(
+        "source pages: a push is answered while a write of it is open",
+        "scheduler/sender.py",
+        "if push.handles or (push.is_open and push.cursor < push.end_page):",
+        "if push.is_open and push.cursor < push.end_page:",
+        ("tests/unit/scheduler/test_transfer_halves.py",),
+    ),
+    Mutation(
+        "steps in flight: a prompt's next chunk begins where its last output ended",
+        "scheduler/prefill/scheduler.py",
+        "            start, stop = run.num_launched, run.num_launched + num_new\n",
+        "            start, stop = run.num_computed, run.num_computed + num_new\n",
+        ("tests/unit/scheduler/test_prefill_overlap.py",),
+    ),
+    Mutation(
+        "steps in flight: what one computes is no hit for a prompt that comes meanwhile",
+        "scheduler/prefill/queue.py",
+        "                if is_being_computed(call, runs, self._cache.page_size):\n                    continue\n",
+        "",
+        ("tests/unit/scheduler/test_prefill_overlap.py",),
+    ),
+    Mutation(
         "who is alive: a worker that falls silent is still offered",
         "gateway/registry.py",
         "        if changed:\n            self._alive.clear()\n",

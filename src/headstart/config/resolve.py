@@ -22,6 +22,10 @@ class DeviceFacts:
     """Memory of the device that is free now."""
     num_sharing: int = 1
     """Workers that take their pool from the same memory."""
+    total_bytes: int = 0
+    """A GPU's whole memory: what --mem-fraction-static is a fraction of there."""
+    weight_bytes: int = 0
+    """What one worker's weights will take of it."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,18 @@ def resolve_page_size(cache: CacheSettings, device: str) -> int:
     return 64 if device == "cuda" else 16
 
 
+def resolve_running(step: StepSettings, device: str) -> int:
+    """Requests of one decode step."""
+    if step.max_running_requests != "auto":
+        return step.max_running_requests
+    return 256 if device == "cuda" else 64
+
+
+def resolve_graph_rows(step: StepSettings) -> int:
+    """Decode rows of the largest captured step."""
+    return 256 if step.cuda_graph_max_bs == "auto" else step.cuda_graph_max_bs
+
+
 def resolve_verify(transfer: TransferSettings, device: str) -> bool:
     """Whether a decode worker on `device` verifies the pages that it is sent."""
     return transfer.verify_transfers == "on" or (transfer.verify_transfers == "auto" and device == "cpu")
@@ -113,17 +129,36 @@ def _pool_tokens(cache: CacheSettings, facts: DeviceFacts, model: ModelFacts, co
     fraction = cache.mem_fraction_static
     if fraction == "auto":
         fraction = 0.85 if facts.device == "cuda" else 0.4
-    affordable = int(facts.free_bytes * fraction / max(1, facts.num_sharing)) // model.kv_bytes_per_token
-    if facts.device == "cuda" or cache.mem_fraction_static != "auto":
+    if facts.device == "cuda":
+        return _card_bytes(facts, fraction) // model.kv_bytes_per_token
+    free_bytes = max(0, facts.free_bytes - facts.weight_bytes * facts.num_sharing)
+    affordable = int(free_bytes * fraction / max(1, facts.num_sharing)) // model.kv_bytes_per_token
+    if cache.mem_fraction_static != "auto":
         return affordable
     return min(affordable, max(CPU_POOL_MIN_TOKENS, CPU_POOL_CONTEXTS * context_len))
 
 
+def _card_bytes(facts: DeviceFacts, fraction: float) -> int:
+    """Bytes of a pool on a GPU: a worker's part of the fraction, less its weights. Raises ConfigError if another process
+    has the memory."""
+    share = int(facts.total_bytes * fraction / max(1, facts.num_sharing))
+    require(
+        share > facts.weight_bytes,
+        f"the weights take {facts.weight_bytes >> 20} MiB of the GPU; --mem-fraction-static {fraction} leaves a worker "
+        f"{share >> 20} MiB",
+    )
+    require(
+        share <= facts.free_bytes,
+        f"{facts.free_bytes >> 20} MiB of the GPU's {facts.total_bytes >> 20} MiB are free, but --mem-fraction-static "
+        f"{fraction} gives a worker {share >> 20} MiB: another process holds memory of this card; end it or lower the "
+        "fraction",
+    )
+    return share - facts.weight_bytes
+
+
 def resolve_step(settings: StepSettings, reserved: int, pool: PoolPlan, device: str, tokens_per_s: float) -> StepPlan:
     """Choose the bounds of steps. `tokens_per_s`: prompt tokens this worker computes per second, as measured."""
-    running = settings.max_running_requests
-    if running == "auto":
-        running = 256 if device == "cuda" else 64
+    running = resolve_running(settings, device)
     chunk = settings.chunked_prefill_size
     if chunk == "auto":
         chunk = auto_chunk(tokens_per_s, pool.page_size, device)

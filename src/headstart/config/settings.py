@@ -28,7 +28,10 @@ class ModelSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations. auto: the fastest on this processor. All workers must agree."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where a worker computes. Steps on a GPU are not built: auto is the CPU, cuda is refused."""
+    """Where a worker computes. auto: on a GPU if there is one that torch can use."""
+    skip_model_self_test: bool = False
+    """Serve without comparing the loaded model's logits with the library's own first. Saves about a second; a model that
+    fails the test answers wrongly."""
     tp_size: int = 1
     """GPUs that share one worker's tensors. Only 1 is built."""
 
@@ -51,13 +54,14 @@ class CacheSettings:
 
     page_size: int | Auto = "auto"
     """Tokens of one KV page. auto: 16 on a CPU, 64 on a GPU. Prefill and decode workers must agree."""
-    kv_cache_dtype: str = "auto"
-    """Type of stored KV. Only auto (the model's type) is built. Prefill and decode workers must agree."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3"] = "auto"
+    """Type of stored KV. auto: the model's. fp8_e4m3 needs a GPU; its scales are the checkpoint's, or 1. Prefill and decode
+    workers must agree."""
     max_total_tokens: int | Auto = "auto"
     """Tokens the pool holds, rounded down to whole pages. auto: what --mem-fraction-static allows."""
     mem_fraction_static: float | Auto = "auto"
-    """Fraction of the device's free memory that pools may take. auto: 0.85 on a GPU; on a CPU at most 0.4, and no
-    more than a few contexts."""
+    """On a GPU the fraction of its memory for weights and pools, auto: 0.85; workers that share a card divide it. On a CPU
+    the fraction of the free memory that pools may take, auto: at most 0.4, and no more than a few contexts."""
     disable_radix_cache: bool = False
     """Keep nothing after a request ends: every prompt is computed and moved whole."""
     disaggregation_decode_enable_radix_cache: bool = False
@@ -109,8 +113,8 @@ class StepSettings:
     CPU, 256 on a GPU. 0: never."""
     stream_interval: int = 1
     """Tokens per streamed message. Only 1 is built."""
-    cuda_graph_max_bs: int = 0
-    """Largest batch captured as a CUDA graph. Only 0 (none) is built."""
+    cuda_graph_max_bs: int | Auto = "auto"
+    """Decode rows of the largest step captured as a CUDA graph. auto: 256. 0: none is captured."""
     watchdog_timeout: float = 300.0
     """Seconds a worker's loop may be stuck before the process ends itself."""
     drain_timeout: float = 30.0
@@ -295,21 +299,14 @@ def conflicts(settings: WorkerSettings) -> list[str]:
     """Every combination that is not built or makes no sense, one sentence each, naming the settings involved."""
     model, cache, step = settings.model, settings.cache, settings.step
     found = []
-    if model.device == "cuda":
-        found.append("--device cuda: steps on a GPU are not built; only auto and cpu work.")
     if model.tp_size > 1:
         found.append(f"--tp-size {model.tp_size} with --device {model.device}: only --tp-size 1 is built.")
-    if cache.kv_cache_dtype != "auto":
-        found.append(
-            f"--kv-cache-dtype {cache.kv_cache_dtype} with --dtype {model.dtype}: KV is stored in the model's type; "
-            "only --kv-cache-dtype auto is built."
-        )
+    if cache.kv_cache_dtype == "fp8_e4m3" and model.device == "cpu":
+        found.append("--kv-cache-dtype fp8_e4m3 with --device cpu: KV of 8 bits needs a GPU.")
     if cache.disable_radix_cache and cache.disaggregation_decode_enable_radix_cache:
         found.append("--disable-radix-cache and --disaggregation-decode-enable-radix-cache contradict each other.")
     if step.stream_interval != 1:
         found.append(f"--stream-interval {step.stream_interval}: only 1 is built.")
-    if step.cuda_graph_max_bs:
-        found.append(f"--cuda-graph-max-bs {step.cuda_graph_max_bs}: CUDA graphs are not built; only 0 works.")
     if cache.max_total_tokens != "auto" and cache.page_size != "auto" and cache.max_total_tokens < cache.page_size * 2:
         found.append(
             f"--max-total-tokens {cache.max_total_tokens} with --page-size {cache.page_size}: fewer than two pages."

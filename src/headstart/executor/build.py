@@ -26,7 +26,7 @@ from headstart.model.info import (
 )
 from headstart.model.linear import float16_weights_are_built, pack_linears, round_linears
 from headstart.model.load import load_model
-from headstart.model.self_test import SelfTest, TestPool, check_model, library_logits, num_test_pages
+from headstart.model.self_test import ScratchPool, SelfTest, check_model, library_logits, num_test_pages
 from headstart.model.source import WeightSource
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -133,7 +133,7 @@ def _self_test(config: ExecutorConfig, model: PreTrainedModel, expected: SelfTes
     """Raise ModelRefused unless steps over a small pool of `layout` give what the library computes."""
     info = model_info(config)
     attention = _attention(config, KVPool.allocate(layout, num_test_pages(config.page_size), config.device))
-    pool = TestPool(attention.begin, config.page_size, info.num_layers)
+    pool = ScratchPool(attention.begin, config.page_size, info.num_layers)
     check_model(model, expected, pool, DTYPES[choose_dtype(config.dtype, config.device)], info.context_len)
 
 

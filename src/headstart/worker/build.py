@@ -18,33 +18,37 @@ from headstart.config.resolve import (
     ModelFacts,
     PoolPlan,
     StepPlan,
+    resolve_graph_rows,
     resolve_page_size,
     resolve_pool,
+    resolve_running,
     resolve_step,
     resolve_verify,
 )
 from headstart.config.settings import WorkerSettings
 from headstart.core.arrays import int32_array
-from headstart.core.batch import Batch, Executor, Row
+from headstart.core.batch import Batch, DeviceExecutor, Executor, Row
 from headstart.core.clock import Clock
+from headstart.core.errors import WorkerError
 from headstart.core.identity import KVSpec
-from headstart.core.kv_layout import KVLayout
+from headstart.core.kv_layout import DTYPE_BYTES, KVLayout
 from headstart.core.layout import pages_for
 from headstart.core.messages import WorkerRef
 from headstart.executor.build import (
     CPU_COPY_SHARE,
+    CardLimits,
     ExecutorConfig,
     choose_dtype,
     choose_kv_dtype,
     make_executor,
     make_kv_spec,
 )
-from headstart.executor.runner import TorchExecutor
-from headstart.model.info import ModelInfo, parse_overrides, read_model_info
+from headstart.model.info import ModelInfo, fix_context, parse_overrides, read_model_info
+from headstart.model.load import num_parameters
 from headstart.model.source import WeightSource, resolve_model, weight_files
 from headstart.scheduler.protocol import Scheduler, Send
-from headstart.transfer.contract import Transport
-from headstart.transfer.digest import HostDigests
+from headstart.transfer.contract import PageDigests, Transport
+from headstart.transfer.digest import HostDigests, NoDigests
 from headstart.transfer.nixl import NixlTransport
 from headstart.worker.decision_log import DecisionLog, open_decision_log
 from headstart.worker.limits import decode_limits, prefill_limits
@@ -105,9 +109,9 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     )
     warm = time.monotonic()
     transport = _transport(settings, worker, executor)
-    digests = HostDigests(executor.pool.host_bytes())
-    parts = _Parts(kv_spec, pool, step, transport.descriptor(), executor.pool.region.page_bytes, vocab_size)
-    verifies = resolve_verify(settings.transfer, device)
+    page_bytes = executor.region.page_bytes
+    parts = _Parts(kv_spec, pool, step, transport.descriptor(), page_bytes, vocab_size)
+    digests, verifies = _digests(executor, settings)
     scheduler_spec = _scheduler_spec(spec, worker, parts, verifies)
     scheduler_ports = SchedulerPorts(transport, digests, ports.clock, ports.send)
     decisions = open_decision_log(settings.record, str(worker), scheduler_spec)
@@ -129,7 +133,6 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
         "warm_up_s": warm - loaded,
         "transport_s": time.monotonic() - warm,
     }
-    page_bytes = executor.pool.region.page_bytes
     name = served_name(spec.model, settings.model)
     return BuiltWorker(scheduler, transport, executor, kv_spec, page_bytes, pool.context_len, name, facts, decisions)
 
@@ -165,33 +168,32 @@ def _scheduler_spec(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, verifies
 def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[ExecutorConfig, PoolPlan, int]:
     settings, model = spec.settings, spec.settings.model
     overrides = "" if model.json_model_override_args.strip() == "{}" else model.json_model_override_args
+    overrides = fix_context(folder, overrides, model.context_length)
     info = read_model_info(folder, parse_overrides(overrides))
-    dtype, token_bytes = dtype_and_token_bytes(model.dtype, device, info)
-    weights = sum(path.stat().st_size for path in weight_files(folder)) * spec.num_sharing
-    facts = DeviceFacts(device, max(0, _free_bytes(device) - weights), spec.num_sharing)
+    weights = WeightSource(folder, load_format=model.load_format, overrides=overrides)
+    dtype, token_bytes = dtype_and_token_bytes(model.dtype, settings.cache.kv_cache_dtype, device, info)
+    facts = _device_facts(device, spec.num_sharing, weight_bytes(weights, dtype))
     pool = resolve_pool(settings, facts, ModelFacts(info.context_len, token_memory(token_bytes, device)))
     config = ExecutorConfig(
-        weights=WeightSource(folder, load_format=model.load_format, overrides=overrides),
+        weights=weights,
         page_size=resolve_page_size(settings.cache, device),
         device=device,
         dtype=dtype,
+        kv_dtype=settings.cache.kv_cache_dtype,
         num_pages=pool.num_pages,
         num_threads=spec.num_threads or torch.get_num_threads(),
         few_rows=spec.role == "decode",
+        card=CardLimits(resolve_running(settings.step, device), resolve_graph_rows(settings.step), pool.context_len),
+        self_test=not model.skip_model_self_test,
     )
     return config, pool, info.vocab_size
 
 
-def dtype_and_token_bytes(wanted: str, device: str, info: ModelInfo) -> tuple[str, int]:
+def dtype_and_token_bytes(wanted: str, wanted_kv: str, device: str, info: ModelInfo) -> tuple[str, int]:
     """The type a model's weights have on `device`, and the bytes of one token's KV."""
     dtype = choose_dtype(wanted, device)
-    stored = kv_dtype_of(dtype, device)
+    stored = choose_kv_dtype(wanted_kv, dtype, device)
     return dtype, KVLayout.full(1, info.num_layers, info.num_kv_heads, info.head_dim, stored).token_bytes
-
-
-def kv_dtype_of(dtype: str, device: str) -> str:
-    """The type of a pool's KV where weights have `dtype`."""
-    return choose_kv_dtype("auto", dtype, device)
 
 
 def token_memory(token_bytes: int, device: str) -> int:
@@ -200,29 +202,59 @@ def token_memory(token_bytes: int, device: str) -> int:
 
 
 def _device(settings: WorkerSettings) -> str:
-    """Steps on a GPU are not built: "auto" is the CPU, also where torch sees a GPU."""
-    return "cpu" if settings.model.device == "auto" else settings.model.device
+    """Where to compute. Raises WorkerError if CUDA does not come up although a GPU is wanted."""
+    wanted = settings.model.device
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        raise WorkerError(f"CUDA does not start: {str(error).splitlines()[0]}") from error
+    return "cuda"
 
 
-def _free_bytes(device: str) -> int:
-    if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
+def weight_bytes(source: WeightSource, dtype: str) -> int:
+    """What one worker's weights take: the files' size, or the parameters' of random weights."""
+    if source.load_format != "dummy":
+        return sum(path.stat().st_size for path in weight_files(source.folder))
+    return num_parameters(source) * DTYPE_BYTES[dtype]
+
+
+def _device_facts(device: str, num_sharing: int, weights: int) -> DeviceFacts:
+    if device == "cpu":
+        return DeviceFacts(device, free_host_bytes(), num_sharing, weight_bytes=weights)
+    free, total = torch.cuda.mem_get_info()
+    return DeviceFacts(device, free, num_sharing, total, weights)
+
+
+def free_host_bytes() -> int:
+    """Memory of this machine that may still be used. Raises ConfigError if the system does not say."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise ConfigError("/proc/meminfo does not tell the free memory; give --max-total-tokens")
 
 
-def _transport(settings: WorkerSettings, worker: WorkerRef, executor: TorchExecutor) -> Transport:
+def _transport(settings: WorkerSettings, worker: WorkerRef, executor: DeviceExecutor) -> Transport:
     if settings.transfer.disaggregation_transfer_backend != "nixl":
         raise ConfigError(
             f"--disaggregation-transfer-backend {settings.transfer.disaggregation_transfer_backend} with --device "
             f"{settings.model.device}: only nixl is built"
         )
-    return NixlTransport(str(worker), executor.pool.region)
+    return NixlTransport(str(worker), executor.region)
 
 
-def _prompt_tokens_per_s(executor: TorchExecutor, kv_spec: KVSpec, pool: PoolPlan, num_threads: int) -> float:
+def _digests(executor: DeviceExecutor, settings: WorkerSettings) -> tuple[PageDigests, bool]:
+    """What reads digests of the pool's pages, and whether those of pages that arrive are compared. Raises ConfigError."""
+    pages = executor.host_pages()
+    if pages is not None:
+        return HostDigests(pages), resolve_verify(settings.transfer, "cpu")
+    if settings.transfer.verify_transfers == "on":
+        raise ConfigError("--verify-transfers on: pages in a GPU's memory are not read by the host")
+    return NoDigests(), False
+
+
+def _prompt_tokens_per_s(executor: DeviceExecutor, kv_spec: KVSpec, pool: PoolPlan, num_threads: int) -> float:
     """Run a chunk through pages that nobody uses yet. On a CPU the processor time counts, not the clock: while
     several workers start, each has the machine for a part of the time only."""
     num_tokens = min(MEASURED_TOKENS, pool.num_tokens)
@@ -234,7 +266,7 @@ def _prompt_tokens_per_s(executor: TorchExecutor, kv_spec: KVSpec, pool: PoolPla
         while (output := executor.poll()) is None:
             time.sleep(0.001)
         cpu_s = (time.process_time() - began_cpu_s) / num_threads
-        best_s = min(best_s, output.elapsed_s, cpu_s if executor.pool.region.device == "cpu" else output.elapsed_s)
+        best_s = min(best_s, output.elapsed_s, cpu_s if executor.region.device == "cpu" else output.elapsed_s)
     return num_tokens / max(best_s, 1e-6)
 
 

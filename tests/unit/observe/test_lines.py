@@ -8,6 +8,7 @@ import pytest
 from headstart.core.messages import WorkerLoad
 from headstart.observe.decode_line import INTERVAL_S, LoadLine
 from headstart.observe.logs import JsonFormatter, KeyValueFormatter
+from headstart.observe.mismatch_log import MismatchLog
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:
@@ -48,3 +49,11 @@ def test_an_idle_worker_says_nothing_after_its_last_word(caplog: pytest.LogCaptu
     for beat, load in enumerate((WorkerLoad(), WorkerLoad(num_running=1), WorkerLoad(), WorkerLoad(), WorkerLoad())):
         line.observe(beat * INTERVAL_S, load)
     assert len(lines(caplog)) == 2
+
+
+def test_a_mismatch_is_logged_once_and_again_if_it_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    log = MismatchLog()
+    text = "prefill-0 (here) and decode-0 (there) exchange no KV: page_size differs: 16 here, 32 there"
+    for mismatches in ((), (text,), (text,), (), (text,)):
+        log.observe(WorkerLoad(mismatches=mismatches))
+    assert [line.getMessage() for line in lines(caplog)] == [text, text]

@@ -20,7 +20,7 @@ from headstart.executor.cuda.steps import RowBounds, StepLauncher
 from headstart.executor.pool import KVPool
 from headstart.model.gpu_fusion import fuse_for_gpu
 from headstart.model.info import ModelInfo
-from headstart.model.self_test import SelfTest, TestPool, check_model, library_logits, num_test_pages
+from headstart.model.self_test import ScratchPool, SelfTest, check_model, library_logits, num_test_pages
 
 SPARE_PAGES = 64
 """Pages that a lease may hold beyond its context: growth set aside."""
@@ -90,7 +90,7 @@ def _self_test(
     pool = KVPool.allocate(layout, num_test_pages(config.page_size), config.device)
     attention = PromptAttention(card_attention(pool, config.weights.folder, info))
     check_model(
-        model, expected, TestPool(attention.begin, config.page_size, info.num_layers), model.dtype, info.context_len
+        model, expected, ScratchPool(attention.begin, config.page_size, info.num_layers), model.dtype, info.context_len
     )
 
 

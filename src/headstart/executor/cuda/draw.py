@@ -119,16 +119,17 @@ def finish_kernel(block_ptr, score_ptr, token_ptr, flag_ptr, out_ptr, out_flag_p
 
 
 @triton.jit
-def uniforms_kernel(out_ptr, index, choice, seed_ptr, SIZE: tl.constexpr):
+def uniforms_kernel(out_ptr, counter_ptr, SIZE: tl.constexpr):
     first = tl.program_id(0) * SIZE
-    tl.store(out_ptr + first + tl.arange(0, SIZE), uniforms(first, index, choice, tl.load(seed_ptr), SIZE))
+    index, choice, seed = tl.load(counter_ptr), tl.load(counter_ptr + 1), tl.load(counter_ptr + 2)
+    tl.store(out_ptr + first + tl.arange(0, SIZE), uniforms(first, index, choice, seed, SIZE))
 
 
 def uniforms_of(seed: int, choice: int, output_index: int, count: int, device: torch.device) -> torch.Tensor:
     """float64 [count], `count` a multiple of 1,024: see `executor.sampler.uniforms`."""
     out = torch.empty(count, dtype=torch.float64, device=device)
-    bits = torch.tensor([seed - (seed >> 63 << 64)], dtype=torch.int64, device=device)
-    uniforms_kernel[(count // 1024,)](out, output_index, choice, bits, SIZE=1024)
+    counter = torch.tensor([output_index, choice, seed - (seed >> 63 << 64)], dtype=torch.int64, device=device)
+    uniforms_kernel[(count // 1024,)](out, counter, SIZE=1024)
     return out
 
 

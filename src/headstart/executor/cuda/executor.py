@@ -98,8 +98,8 @@ class CudaExecutor:
         launch. Raises WorkerError."""
         try:
             with torch.inference_mode():
-                for size, tile_rows in self._launcher.captures():
-                    self._launcher.graphs.capture(size, tile_rows)
+                for size in self._launcher.captures():
+                    self._launcher.graphs.capture(size)
             for step_id, batch in enumerate(_warm_up_batches(self.pool)):
                 self._run(Batch(-1 - step_id, batch))
         except WorkerError:

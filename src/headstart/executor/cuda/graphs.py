@@ -1,14 +1,37 @@
-"""Decode steps as captured CUDA graphs, one for each number of rows and tile of the attention kernel."""
+"""Steps as captured CUDA graphs: by number of decode rows, tile of the attention kernel, and tokens of chunks.
+
+A graph reads and writes fixed addresses; all that changes from step to step is uploaded before its replay. One that is
+made for more rows or tokens than a step has leaves the rest empty.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
+CHUNK_SIZES = (256, 1024, 2048)
+"""Tokens of chunks that steps are captured for. Longer ones keep the device busy for longer than their launch takes."""
+MIXED_ROWS = 32
+"""Decode rows beside chunks that steps are captured for, apart from the most."""
 
-Body = Callable[[int, int], torch.Tensor]
-"""(rows, rows of the tile) -> logits [rows, vocabulary]. Reads all that changes from fixed addresses."""
+
+class StepSize(NamedTuple):
+    """What a step is captured for."""
+
+    num_rows: int
+    tile_rows: int
+    num_chunk_tokens: int = 0  # 0: decode rows alone
+
+
+class StepResult(NamedTuple):
+    """By place: what is drawn from, and the tokens that were given. Valid until the next step."""
+
+    logits: torch.Tensor  # [places, vocabulary]
+    inputs: torch.Tensor  # int64 [places]
+
+
+Body = Callable[[StepSize], StepResult]
 
 
 def graph_sizes(most: int) -> tuple[int, ...]:
@@ -16,44 +39,39 @@ def graph_sizes(most: int) -> tuple[int, ...]:
     return tuple(sorted({size for size in SIZES if size < most} | ({most} if most else set())))
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedStep:
-    graph: torch.cuda.CUDAGraph
-    logits: torch.Tensor
-
-    def replay(self) -> torch.Tensor:
-        self.graph.replay()
-        return self.logits
+def mixed_sizes(most: int) -> tuple[int, ...]:
+    """Decode rows that graphs with chunks are captured for."""
+    return tuple(sorted({min(MIXED_ROWS, most), most})) if most else ()
 
 
-class DecodeGraphs:
-    """Captured steps by (rows, rows of the tile). All share one pool of memory: they run one after another."""
+def fitting(sizes: tuple[int, ...], wanted: int) -> int | None:
+    """The smallest of the ascending `sizes` that holds `wanted`; None if none does."""
+    return next((size for size in sizes if size >= wanted), None)
 
-    def __init__(self, sizes: tuple[int, ...], body: Body) -> None:
-        self.sizes = sizes
+
+class StepGraphs:
+    """Captured steps by size. All share one pool of memory: they run one after another."""
+
+    def __init__(self, body: Body) -> None:
         self._body = body
-        self._steps: dict[tuple[int, int], CapturedStep] = {}
+        self._steps: dict[StepSize, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._pool: tuple[int, int] | None = None
 
-    def size_for(self, num_rows: int) -> int | None:
-        """The smallest captured number of rows that holds `num_rows`; None if none does."""
-        return next((size for size in self.sizes if size >= num_rows), None)
+    def run(self, size: StepSize) -> StepResult:
+        """Replay the step; run its body where it was not captured, which takes the host longer."""
+        if size not in self._steps:
+            return self._body(size)
+        graph, result = self._steps[size]
+        graph.replay()
+        return result
 
-    def run(self, size: int, tile_rows: int) -> torch.Tensor:
-        """Logits [size, vocabulary]; valid until the next step. Captures the step if it was not captured before."""
-        step = self._steps.get((size, tile_rows))
-        if step is None:
-            step = self.capture(size, tile_rows)
-        return step.replay()
-
-    def capture(self, size: int, tile_rows: int) -> CapturedStep:
+    def capture(self, size: StepSize) -> None:
         """Record the step; the device is idle for it. Runs it once first, so that kernels are compiled."""
-        self._body(size, tile_rows)
+        self._body(size)
         torch.cuda.synchronize()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._body(size, tile_rows)
-        step = self._steps[size, tile_rows] = CapturedStep(graph, logits)
-        return step
+            result = self._body(size)
+        self._steps[size] = (graph, result)

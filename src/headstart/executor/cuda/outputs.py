@@ -31,7 +31,12 @@ def sampled_at(
     sampled: list[Sampled] = []
     drafted: list[Sampled] = []
     for position in positions:
-        place = position.place
+        place, spec = position.place, position.spec
+        if flags[place] == IS_FINE and not (
+            position.row.num_drafts or logprobs or spec.banned_ids or spec.params.logit_bias
+        ):
+            sampled.append(Sampled(position.row.row_id, (tokens[place],)))
+            continue
         one = _sampled(position, tokens[place], flags[place], logprobs.get(place), vocab_size)
         if not position.row.num_drafts:
             sampled.append(one)

@@ -39,6 +39,9 @@ class DecodePlans:
 
     def update(self, tables: Sequence[Int32Array], kv_lens: NDArray[np.int64]) -> int:
         """Have a plan that holds for the rows on the device. -> rows of the tile that it is made for."""
+        if not len(tables):
+            self._clear()
+            return self._rows
         plan = self._planner(self._rows).plan(tables, kv_lens)
         if plan is not self._uploaded:
             group = mean_sharing(plan.segments, kv_lens)
@@ -49,6 +52,13 @@ class DecodePlans:
             self.device_plan.upload(plan)
             self._uploaded = plan
         return self._rows
+
+    def _clear(self) -> None:
+        """No plan: every token comes out as zeros."""
+        if self._uploaded is not None:
+            self.device_plan.count.zero_()
+            self.device_plan.slot_ptr.zero_()
+            self._uploaded = None
 
     def _planner(self, rows: int) -> Planner:
         if rows not in self._planners:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from headstart.core.arrays import Int32Array
 from headstart.core.batch import Row, SampleSpec
 from headstart.core.request import SamplingParams
-from headstart.executor.cuda.columns import CHOICE, DRAW, GREEDY, INDEX, MODE, SEED, TEMPERATURE
+from headstart.executor.cuda.columns import DRAW, GREEDY, MODE
 
 
 class Position(NamedTuple):
@@ -38,8 +38,7 @@ class Kind(NamedTuple):
     """What sampling parameters ask for."""
 
     params: SamplingParams  # holding it keeps its id its own
-    mode: int
-    columns: tuple[int, int]  # SEED and TEMPERATURE, as the step block has them
+    columns: tuple[int, int, int]  # MODE, SEED and TEMPERATURE, as the step block has them
     is_plain: bool  # neither adjusts nor truncates: drawn with the whole batch
 
 
@@ -57,10 +56,6 @@ class Kinds:
                 self._kinds.clear()
             found = self._kinds[id(params)] = _kind(params)
         return found
-
-
-def is_plain(kind: Kind, spec: SampleSpec) -> bool:
-    return kind.is_plain and not spec.banned_ids and spec.num_top_logprobs is None
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -86,22 +81,23 @@ def write_columns(
 ) -> list[Position]:
     """Fill the sampling columns of `block` [places, BLOCK_WIDTH]. Returns the positions that are drawn apart: their MODE
     is SKIP."""
-    apart = []
+    apart, places, columns = [], [], []
     for position in positions:
         spec = position.spec
         kind = kinds.of(spec.params)
-        if is_plain(kind, spec):
-            write_position(block[position.place], position, kind)
+        if kind.is_plain and not spec.banned_ids and spec.num_top_logprobs is None:
+            places.append(position.place)
+            columns.append((*kind.columns, spec.output_index + position.offset, spec.choice))
         elif not names_unknown_token(spec, vocab_size):
             apart.append(position)
+    if places:
+        block[places, MODE:] = columns
     return apart
 
 
-def write_position(columns: NDArray[np.int64], position: Position, kind: Kind) -> None:
-    columns[MODE] = kind.mode
-    columns[SEED], columns[TEMPERATURE] = kind.columns
-    columns[INDEX] = position.spec.output_index + position.offset
-    columns[CHOICE] = position.spec.choice
+def columns_of(position: Position, kind: Kind) -> tuple[int, ...]:
+    """MODE and what follows it."""
+    return (*kind.columns, position.spec.output_index + position.offset, position.spec.choice)
 
 
 def _kind(params: SamplingParams) -> Kind:
@@ -111,4 +107,4 @@ def _kind(params: SamplingParams) -> Kind:
     plain = not (penalises or params.logit_bias) and (greedy or not truncates)
     seed = int(np.uint64(params.seed).astype(np.int64))
     temperature = int(np.float64(params.temperature).view(np.int64))
-    return Kind(params, GREEDY if greedy else DRAW, (seed, temperature), plain)
+    return Kind(params, (GREEDY if greedy else DRAW, seed, temperature), plain)

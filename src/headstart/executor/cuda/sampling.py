@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from headstart.executor.cuda.adjust import Edits, Penalties, Truncation, logprobs_of
-from headstart.executor.cuda.columns import ALL_BANNED, BLOCK_WIDTH, NOT_FINITE
+from headstart.executor.cuda.columns import ALL_BANNED, BLOCK_WIDTH, MODE, NOT_FINITE
 from headstart.executor.cuda.draw import Winners, draw
 from headstart.executor.cuda.history import TokenHistory
-from headstart.executor.cuda.positions import Kinds, Position, is_greedy, write_position
+from headstart.executor.cuda.positions import Kinds, Position, columns_of, is_greedy
 from headstart.executor.cuda.upload import to_device, to_host
 
 MAX_HISTORIES = 1024
@@ -48,8 +48,7 @@ class BatchSampler:
         raw = logits.index_select(0, places).float()
         adjusted = self._adjusted(raw, inputs, positions)
         block = np.zeros((len(positions), BLOCK_WIDTH), np.int64)
-        for columns, position in zip(block, positions, strict=True):
-            write_position(columns, position, self.kinds.of(position.spec.params))
+        block[:, MODE:] = [columns_of(position, self.kinds.of(position.spec.params)) for position in positions]
         out = torch.zeros(2, len(positions), dtype=torch.int64, device=self._device)
         winners = Winners.empty(len(positions), self.vocab_size, self._device)
         floors = self._floors(adjusted, positions)

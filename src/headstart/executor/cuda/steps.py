@@ -1,7 +1,7 @@
 """From a batch to work on the card's stream: inputs up, the forward pass, tokens drawn, tokens on their way back.
 
-Nothing here waits for the device. A step that only decodes replays a graph; one with chunks, or of more rows than any
-graph holds, runs eagerly. Places number what is drawn from: decode rows have that of their slot, then come the sampled
+Nothing here waits for the device. A step that fits replays a graph; one with long chunks, or of more rows than any graph
+holds, runs eagerly. Places number what is drawn from: decode rows have that of their slot, then come the sampled
 positions of chunk rows.
 """
 
@@ -10,21 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from headstart.attention.triton_attention import RowTables
 from headstart.core.batch import Batch, Row
 from headstart.core.errors import InvariantError
-from headstart.executor.cuda.attention import CardAttention, ChunkPlanner, DecodeAttention, MixedAttention, slots_of
-from headstart.executor.cuda.columns import KV_LEN, SOURCE, TOKEN
-from headstart.executor.cuda.graphs import DecodeGraphs
-from headstart.executor.cuda.kernels import read_inputs
+from headstart.executor.cuda.attention import CardAttention, ChunkPlanner, MixedAttention
+from headstart.executor.cuda.chunks import MAX_SAMPLED, ChunkBuffers, PackedChunks
+from headstart.executor.cuda.columns import KV_LEN
+from headstart.executor.cuda.decode_rows import DecodeRows
+from headstart.executor.cuda.graphs import CHUNK_SIZES, StepGraphs, StepResult, StepSize, fitting, mixed_sizes
 from headstart.executor.cuda.marks import Mark, new_mark
-from headstart.executor.cuda.plans import DecodePlans
 from headstart.executor.cuda.positions import Position, positions_of, write_columns
 from headstart.executor.cuda.sampling import BatchSampler, FetchedLogprobs
-from headstart.executor.cuda.slots import DecodeSlots, TableUpdate, flatten
 from headstart.executor.cuda.staging import Outbox, StepStaging
 from headstart.executor.cuda.upload import to_device
 from headstart.model.hook import STEP_KEYWORD, StepAttention
@@ -55,19 +52,23 @@ class LaunchedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodeInputs:
-    """Where the inputs of decode rows are on the device, all [max_rows]."""
+class _Rows:
+    """A batch's rows by kind, and the size that the step is captured for; None: it runs eagerly."""
 
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    kv_lens: torch.Tensor
-    slots: torch.Tensor
+    decode: list[Row]
+    chunks: list[Row]
+    packed: PackedChunks
+    size: tuple[int, int] | None  # decode rows, tokens of chunks
 
-    @classmethod
-    def empty(cls, max_rows: int, device: torch.device) -> "_DecodeInputs":
-        wide = [torch.zeros(max_rows, dtype=torch.int64, device=device) for _ in range(2)]
-        narrow = [torch.zeros(max_rows, dtype=torch.int32, device=device) for _ in range(2)]
-        return cls(*wide, *narrow)
+    @property
+    def first_chunk_place(self) -> int:
+        return len(self.decode) if self.size is None else self.size[0]
+
+    @property
+    def num_places(self) -> int:
+        if self.size is None:
+            return len(self.decode) + len(self.packed.sampled)
+        return self.size[0] + (MAX_SAMPLED if self.size[1] else 0)
 
 
 class StepLauncher:
@@ -75,179 +76,150 @@ class StepLauncher:
 
     def __init__(self, model: PreTrainedModel, vocab_size: int, card: CardAttention, bounds: RowBounds) -> None:
         device, max_places = card.device, bounds.max_rows + CHUNK_PLACES
+        sizes = bounds.graph_sizes
         self._model = model
         self._card = card
-        self._bounds = bounds
+        self._sizes = sizes
         self._staging = StepStaging(max_places, device)
         self._outbox = Outbox(max_places, device.type == "cuda")
-        self._inputs = _DecodeInputs.empty(bounds.max_rows, device)
-        self._table = torch.zeros(bounds.max_rows, bounds.max_pages, dtype=torch.int32, device=device)
-        self._slots = DecodeSlots()
-        self._plans = DecodePlans(card, bounds.max_rows)
+        self._rows = DecodeRows(card, bounds.max_rows, bounds.max_pages)
         self._chunks = ChunkPlanner(card)
+        self._buffers = ChunkBuffers(card, sizes[-1], CHUNK_SIZES[-1], bounds.max_pages) if sizes else None
         self.sampler = BatchSampler(vocab_size, max_places, device)
-        self.graphs = DecodeGraphs(bounds.graph_sizes, self._decode_body)
+        self.graphs = StepGraphs(self._captured)
         self._last: tuple[int, dict[int, int]] = (-1, {})  # the step launched last, and the places of its rows' tokens
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
-        began, ended = (new_mark(self._card.device) for _ in range(2))
+        began, ended = new_mark(self._card.device), new_mark(self._card.device)
         began.record()
-        decode = [row for row in batch.rows if row.num_new == 1 and not row.num_drafts]
-        chunks = [row for row in batch.rows if row.num_new > 1 or row.num_drafts]
-        if len(decode) > self._bounds.max_rows:
-            raise InvariantError(f"{len(decode)} decode rows in buffers for {self._bounds.max_rows}")
-        slots = self._assign(decode)
-        positions = [Position(slot, row, row.sample, 0) for slot, row in zip(slots, decode, strict=True) if row.sample]
-        place = len(decode)
-        for row in chunks:
-            positions += positions_of(row, place)
-            place += row.num_drafts + 1 if row.sample is not None else 0
-        size = self.graphs.size_for(len(decode)) if decode and not chunks else None
-        apart = self._stage(batch, decode, slots, positions, size or len(decode))
-        tile_rows = self._plan(decode, slots)
-        if size is not None:
-            logits, inputs = self.graphs.run(size, tile_rows), self._inputs.tokens
-        else:
-            logits, inputs = self._run_eagerly(decode, chunks, positions, tile_rows)
-        logprobs = self.sampler.draw_apart(logits, inputs, apart) if apart else None
+        positions, logprobs = self._run(batch) if batch.rows else ([], None)
         drawn = self._outbox.fetch(self.sampler.drawn)
         ended.record()
         return LaunchedStep(batch, positions, drawn, logprobs, began, ended)
 
-    def captures(self) -> list[tuple[int, int]]:
-        """(rows, rows of the tile) of every step that may be captured, the largest first."""
-        return [(size, tile) for size in reversed(self._bounds.graph_sizes) for tile in self._plans.tile_rows(size)]
+    def captures(self) -> list[StepSize]:
+        """Every step that may be captured, the largest first."""
+        tiles = self._rows.plans.tile_rows
+        mixed = [
+            StepSize(num_rows, tile, tokens)
+            for tokens in reversed(CHUNK_SIZES)
+            for num_rows in reversed(mixed_sizes(self._sizes[-1] if self._sizes else 0))
+            for tile in tiles(num_rows)
+        ]
+        return mixed + [StepSize(num_rows, tile) for num_rows in reversed(self._sizes) for tile in tiles(num_rows)]
 
-    def _assign(self, decode: Sequence[Row]) -> list[int]:
-        slots, updates = self._slots.assign([row.pages for row in decode])
-        if updates:
-            self._upload_tables(updates)
-        return slots
+    def _run(self, batch: Batch) -> tuple[list[Position], FetchedLogprobs | None]:
+        rows = self._sorted(batch)
+        slots = self._rows.assign(rows.decode)
+        positions = [
+            Position(slot, row, row.sample, 0) for slot, row in zip(slots, rows.decode, strict=True) if row.sample
+        ]
+        place = rows.first_chunk_place
+        for row in rows.chunks:
+            positions += positions_of(row, place)
+            place += row.num_drafts + 1 if row.sample is not None else 0
+        apart = self._stage(batch, rows, slots, positions)
+        tile_rows = self._rows.plan(rows.decode, slots)
+        if rows.size is not None:
+            result = self.graphs.run(StepSize(rows.size[0], tile_rows, rows.size[1]))
+        else:
+            result = self._run_eagerly(rows, tile_rows)
+        logprobs = self.sampler.draw_apart(result.logits, result.inputs, apart) if apart else None
+        return positions, logprobs
 
-    def _upload_tables(self, updates: Sequence[TableUpdate]) -> None:
-        width = self._bounds.max_pages
-        if longest := max((len(update.pages) for update in updates if len(update.pages) > width), default=0):
-            raise InvariantError(f"a page table of {longest} pages in buffers for {width}")
-        places, pages = flatten(updates, width)
-        if len(places):
-            flat = self._table.view(-1)
-            flat.index_copy_(0, to_device(places, self._card.device), to_device(pages, self._card.device))
+    def _sorted(self, batch: Batch) -> _Rows:
+        """Choose how the step runs; uploads its chunks if they are part of a graph."""
+        chunks = [row for row in batch.rows if row.pending is None and (len(row.tokens) > 1 or row.num_drafts)]
+        decode = [row for row in batch.rows if row.pending is not None or (len(row.tokens) == 1 and not row.num_drafts)]
+        packed = PackedChunks.of(chunks, self._card.page_size)
+        if not chunks:
+            num_rows = fitting(self._sizes, len(decode))
+            return _Rows(decode, chunks, packed, None if num_rows is None else (num_rows, 0))
+        num_rows = fitting(mixed_sizes(self._sizes[-1] if self._sizes else 0), len(decode))
+        num_tokens = fitting(CHUNK_SIZES, packed.num_tokens)
+        if self._buffers is None or num_rows is None or num_tokens is None:
+            return _Rows(decode, chunks, packed, None)
+        fits = self._buffers.fill(chunks, packed, num_rows, num_tokens)
+        return _Rows(decode, chunks, packed, (num_rows, num_tokens) if fits else None)
 
-    def _stage(
-        self, batch: Batch, decode: Sequence[Row], slots: list[int], positions: list[Position], num_decode: int
-    ) -> list[Position]:
-        """Upload the step block. `num_decode`: places of decode rows, those of a graph that stay empty included."""
+    def _stage(self, batch: Batch, rows: _Rows, slots: list[int], positions: list[Position]) -> list[Position]:
+        """Upload the step block. -> positions that are drawn apart."""
         last_step, places = self._last
-        num_places = max(num_decode, 1 + max((position.place for position in positions), default=0))
-        if num_places > len(self._staging.block):
+        if rows.num_places > len(self._staging.block):
             raise InvariantError(f"step {batch.step_id} draws at more than {CHUNK_PLACES} positions of chunks")
-        sources, tokens = [], []
-        for row in decode:
+        inputs = []
+        for row in rows.decode:
             pending = row.pending
             if pending is None:
-                sources.append(-1)
-                tokens.append(int(row.tokens[0]))
+                inputs.append((int(row.tokens[0]), -1, row.start + 1))
             elif pending.step_id == last_step and pending.row_id in places:
-                sources.append(places[pending.row_id])
-                tokens.append(0)
+                inputs.append((0, places[pending.row_id], row.start + 1))
             else:
                 raise InvariantError(f"row {row.row_id} waits for row {pending.row_id} of step {pending.step_id}")
-        with self._staging.filled(num_places) as block:
-            block[slots, TOKEN] = tokens
-            block[slots, SOURCE] = sources
-            block[slots, KV_LEN] = [row.start + 1 for row in decode]
+        with self._staging.filled(rows.num_places) as block:
+            if inputs:
+                block[slots, : KV_LEN + 1] = inputs
             apart = write_columns(block, positions, self.sampler.kinds, self.sampler.vocab_size)
         self._last = (batch.step_id, {position.row.row_id: position.place for position in positions})
         return apart
 
-    def _plan(self, decode: Sequence[Row], slots: list[int]) -> int:
-        if not decode:
-            return 0
-        kv_lens = np.empty(len(decode), np.int64)
-        kv_lens[slots] = [row.start + 1 for row in decode]
-        return self._plans.update(self._slots.tables, kv_lens)
+    def _captured(self, size: StepSize) -> StepResult:
+        """The body of a graph."""
+        num_rows, block = size.num_rows, self._staging.block
+        read = self._rows.read(num_rows, block, self.sampler.drawn[0])
+        decode = self._rows.attention(num_rows, size.tile_rows)
+        if not size.num_chunk_tokens:
+            result = StepResult(self._forward(read.tokens, read.positions, decode, None), read.tokens)
+        else:
+            assert self._buffers is not None
+            columns, kept = self._buffers.columns(num_rows, size.num_chunk_tokens), self._buffers.kept(num_rows)
+            for column, part in zip(columns, (read.tokens, read.positions, read.slots), strict=True):
+                column[:num_rows] = part
+            chunks = (self._buffers.part(size.num_chunk_tokens),)
+            attention = MixedAttention(self._card, columns[2].to(torch.int32), num_rows, decode, chunks)
+            result = StepResult(self._forward(columns[0], columns[1], attention, kept), columns[0][kept])
+        self.sampler.draw_plain(result.logits, block)
+        return result
 
-    def _decode_body(self, num_rows: int, tile_rows: int) -> torch.Tensor:
-        """The step of `num_rows` decode rows, all in fixed buffers."""
-        inputs = self._read_inputs(num_rows)
-        tokens, positions = inputs[:2]
-        logits = self._forward(tokens, positions, self._decode_attention(num_rows, tile_rows), None)
-        self.sampler.draw_plain(logits, self._staging.block)
-        return logits
+    def _run_eagerly(self, rows: _Rows, tile_rows: int) -> StepResult:
+        num_decode, device, block = len(rows.decode), self._card.device, self._staging.block
+        columns, decode = to_device(rows.packed.columns, device), None
+        if num_decode:
+            read = self._rows.read(num_decode, block, self.sampler.drawn[0])
+            columns = torch.cat((torch.stack((read.tokens, read.positions, read.slots.long())), columns), dim=1)
+            decode = self._rows.attention(num_decode, tile_rows)
+        tokens, positions, slots = columns[0], columns[1], columns[2].to(torch.int32)
+        attention = MixedAttention(self._card, slots, num_decode, decode, self._chunk_parts(rows.chunks))
+        kept = np.concatenate((np.arange(num_decode), num_decode + rows.packed.sampled))
+        if not len(kept):
+            self._model.base_model(**_inputs(tokens, positions, attention))
+            return StepResult(tokens, tokens)
+        keep = to_device(kept, device)
+        result = StepResult(self._forward(tokens, positions, attention, keep), tokens[keep])
+        self.sampler.draw_plain(result.logits, block)
+        return result
 
-    def _read_inputs(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        held = self._inputs
-        views = (held.tokens[:num_rows], held.positions[:num_rows], held.kv_lens[:num_rows], held.slots[:num_rows])
-        read_inputs(self._staging.block, self.sampler.drawn[0], self._table, self._card.page_size, views)
-        return views
-
-    def _decode_attention(self, num_rows: int, tile_rows: int) -> DecodeAttention:
-        rows = RowTables(self._table[:num_rows], self._inputs.kv_lens[:num_rows])
-        plans = self._plans
-        return DecodeAttention(
-            self._card, plans.tile(tile_rows), plans.partials, plans.device_plan, rows, self._inputs.slots[:num_rows]
-        )
-
-    def _run_eagerly(
-        self, decode: Sequence[Row], chunks: Sequence[Row], positions: list[Position], tile_rows: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """-> logits and input tokens, both by place."""
-        num_decode, device = len(decode), self._card.device
-        read = self._read_inputs(num_decode) if num_decode else None
-        packed = _pack(chunks, self._card.page_size)
-        columns = to_device(packed, device)
-        if read is not None:
-            columns = torch.cat((torch.stack((read[0], read[1], read[3])), columns), dim=1)
-        tokens, places, slots = columns[0], columns[1], columns[2].to(torch.int32)
-        parts = self._chunks.plan(
-            [row.pages for row in chunks],
-            np.array([row.start for row in chunks], np.int64),
-            np.array([row.num_new for row in chunks], np.int64),
-        ) if chunks else ()  # fmt: skip
-        attention = MixedAttention(
-            self._card, slots, num_decode, self._decode_attention(num_decode, tile_rows) if num_decode else None, parts
-        )
-        if not positions:
-            self._forward(tokens, places, attention, torch.empty(0))
-            return tokens, tokens
-        keep = to_device(_kept(num_decode, chunks), device)
-        logits = self._forward(tokens, places, attention, keep)
-        self.sampler.draw_plain(logits, self._staging.block)
-        return logits, tokens[keep]
+    def _chunk_parts(self, chunks: Sequence[Row]) -> tuple:
+        if not chunks:
+            return ()
+        starts = np.array([row.start for row in chunks], np.int64)
+        num_new = np.array([row.num_new for row in chunks], np.int64)
+        return self._chunks.plan([row.pages for row in chunks], starts, num_new)
 
     def _forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: StepAttention, keep: torch.Tensor | None
     ) -> torch.Tensor:
-        """Logits [tokens, vocabulary] of all tokens, or of `keep`; no logits if that is empty."""
-        inputs = {
-            "input_ids": tokens.unsqueeze(0),
-            "position_ids": positions.unsqueeze(0),
-            "use_cache": False,
-            STEP_KEYWORD: attention,
-        }
-        if keep is not None and not len(keep):
-            self._model.base_model(**inputs)
-            return tokens
+        """Logits [tokens, vocabulary] of all tokens, or of `keep`."""
+        inputs = _inputs(tokens, positions, attention)
         logits: torch.Tensor = self._model(**inputs, logits_to_keep=0 if keep is None else keep).logits[0]
         return logits
 
 
-def _pack(chunks: Sequence[Row], page_size: int) -> NDArray[np.int64]:
-    """Tokens, positions and slots of chunk rows, [3, tokens]."""
-    if not chunks:
-        return np.empty((3, 0), np.int64)
-    positions = [np.arange(row.start, row.start + row.num_new) for row in chunks]
-    slots = [slots_of(row.pages, row.start, row.num_new, page_size) for row in chunks]
-    tokens = np.concatenate([row.tokens for row in chunks]).astype(np.int64)
-    return np.stack((tokens, np.concatenate(positions), np.concatenate(slots)))
-
-
-def _kept(num_decode: int, chunks: Sequence[Row]) -> NDArray[np.int64]:
-    """Tokens of the packed step that have a place: every decode row, and where chunk rows are sampled from."""
-    kept, end = [np.arange(num_decode)], num_decode
-    for row in chunks:
-        end += row.num_new
-        if row.sample is not None:
-            kept.append(np.arange(end - row.num_drafts - 1, end))
-    return np.concatenate(kept)
+def _inputs(tokens: torch.Tensor, positions: torch.Tensor, attention: StepAttention) -> dict[str, object]:
+    return {
+        "input_ids": tokens.unsqueeze(0),
+        "position_ids": positions.unsqueeze(0),
+        "use_cache": False,
+        STEP_KEYWORD: attention,
+    }

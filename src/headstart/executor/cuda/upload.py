@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """A copy of `array` on `device`, made on the current stream. The host does not wait: pinned memory is reused only
     after the stream has read it."""
-    host = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
-        return host.clone()
-    return host.pin_memory().to(device, non_blocking=True)
+        return torch.from_numpy(array.copy())
+    pinned = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
+    pinned.numpy()[...] = array
+    return pinned.to(device, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,8 @@ from msgspec import structs
 
 from headstart.core.arrays import EMPTY, Int32Array
 from headstart.core.batch import Batch, PendingToken, Row, SampleSpec
+from headstart.core.request import Request
 from headstart.scheduler.decode.states import Choice, Running, ScheduledRow
-from headstart.scheduler.decode.stop import banned_ids
 from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.protocol import Drafter
 
@@ -126,3 +126,8 @@ def sample_spec(choice: Choice, context: Int32Array, is_pending: bool) -> Sample
         banned_ids(request, output_index),
         request.num_top_logprobs,
     )
+
+
+def banned_ids(request: Request, output_index: int) -> tuple[int, ...]:
+    """Ids that this output may not be."""
+    return request.stop.stop_token_ids if output_index < request.stop.min_new_tokens else ()
