@@ -212,9 +212,10 @@ class FreeSteps:
             self._take_pages(num_steps)
         for entry in queues.running.values():
             choice, sequence = entry.choice, entry.choice.sequence
+            choice.metrics.computed(sequence.num_computed, sequence.num_computed + 1)
+            choice.metrics.timestamp("first_token", first_end)
             sequence.extend(self._draw(choice.request, sequence.num_outputs, num_steps))
             sequence.num_computed += num_steps
-            choice.metrics.timestamp("first_token", first_end)
         self._left -= num_steps
         self._with_pages -= num_steps
         queues.counters["steps"] += num_steps
