@@ -15,7 +15,20 @@ from random import Random
 
 from msgspec import structs
 
-from chaos.plan import (
+from headstart.core.errors import ErrorCode
+from headstart.core.messages import Join, KillRequest, LauncherHello, Message, TicketRef, WorkerExited, WorkerRef
+from headstart.core.request import ChoiceRef, Request, StopCriteria
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.decode.scheduler import DecodeScheduler
+from headstart.scheduler.tickets import Phase
+from headstart.sim.build import MakeCache, OpenLog
+from headstart.sim.client import Handle
+from headstart.sim.cluster import GREEDY, SimCluster
+from headstart.sim.kv_fingerprints import Draw, oracle
+from headstart.sim.network import NO_FAULT, MessageFault
+from headstart.sim.worker import GATEWAY
+from headstart.transfer.loopback import Fault, Posted
+from tests.chaos.plan import (
     CONTEXT_LEN,
     DRAWN,
     Burst,
@@ -30,21 +43,8 @@ from chaos.plan import (
     Turn,
     draw_plan,
 )
-from chaos.text_client import Reader, read, submit_text
-from chaos.timeline import Timeline
-from headstart.core.errors import ErrorCode
-from headstart.core.messages import Join, KillRequest, LauncherHello, Message, TicketRef, WorkerExited, WorkerRef
-from headstart.core.request import ChoiceRef, Request, StopCriteria
-from headstart.kv.cache import PrefixCache
-from headstart.scheduler.decode.scheduler import DecodeScheduler
-from headstart.scheduler.tickets import Phase
-from headstart.sim.build import MakeCache, OpenLog
-from headstart.sim.client import Handle
-from headstart.sim.cluster import GREEDY, SimCluster
-from headstart.sim.kv_fingerprints import Draw, oracle
-from headstart.sim.network import NO_FAULT, MessageFault
-from headstart.sim.worker import GATEWAY
-from headstart.transfer.loopback import Fault, Posted
+from tests.chaos.text_client import Reader, read, submit_text
+from tests.chaos.timeline import Timeline
 
 RELIABLE = (Join, WorkerExited, LauncherHello, KillRequest)
 """What the launcher and a process's start say is repeated until it arrives."""

@@ -9,8 +9,6 @@ from itertools import islice
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from chaos.plan import draw_plan
-from chaos.run import ChaosRun
 from headstart.core.errors import InvariantError
 from headstart.observe.metrics import WorkerCollector, WorkerSample
 from headstart.sim.client import Handle
@@ -18,6 +16,8 @@ from headstart.sim.cluster import SimCluster
 from headstart.sim.kv_fingerprints import oracle
 from headstart.sim.spec import ClusterSpec
 from headstart.transfer.loopback import Fault, Posted, inject_nth
+from tests.chaos.plan import draw_plan
+from tests.chaos.run import ChaosRun
 
 READ_DAMAGE = "holds no KV|holds another sequence's KV|changed while a step read it"
 LATE_PAGE = f"{READ_DAMAGE}|under a peer's write and not kept"

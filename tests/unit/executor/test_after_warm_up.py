@@ -4,7 +4,7 @@ from pathlib import Path
 
 from headstart.executor.build import ExecutorConfig
 from headstart.model.source import WeightSource
-from tests.unit.executor.world import World, assert_greedy, assert_same_kv, reference_model, write_small_model
+from tests.support.executors import World, assert_greedy, assert_same_kv, reference_model, write_small_model
 
 
 def test_case_M1_the_warm_up_prompt_asked_for_right_after_is_answered_like_any_other(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from headstart.executor.build import ExecutorConfig
 from headstart.model.source import DEMO_MODEL, WeightSource, resolve_model
-from tests.unit.executor.world import World, assert_greedy, reference_model
+from tests.support.executors import World, assert_greedy, reference_model
 
 NUM_TOKENS = 24
 TOPICS = ["tea", "the moon", "prime numbers", "Lisbon", "glaciers", "bees", "chess", "sleep", "steam", "rice"]

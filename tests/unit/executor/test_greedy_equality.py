@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from headstart.executor.build import ExecutorConfig
 from headstart.model.source import WeightSource
-from tests.unit.executor.world import World, assert_greedy, assert_same_kv, reference_model, write_small_model
+from tests.support.executors import World, assert_greedy, assert_same_kv, reference_model, write_small_model
 
 NUM_TOKENS = 12
 VOCAB = 311

@@ -8,9 +8,8 @@ from headstart.core.identity import cache_owner
 from headstart.gateway.api.auth import KeyRing, Tenant
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.state import HttpLimits
-from tests.unit.steady import PATIENCE_S
-
-from .scripted import ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.scripted_gateway import ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.steady import PATIENCE_S
 
 CHAT = "/v1/chat/completions"
 ADMIN_PATHS = (("GET", "/cluster"), ("GET", "/metrics"), ("POST", "/flush_cache"), ("GET", "/flush_cache"))

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from headstart.gateway.api.request_bodies import MAX_MESSAGES
-
-from .scripted import CONTEXT, ScriptedWorld, chat_body, completion_body, run
+from tests.support.scripted_gateway import CONTEXT, ScriptedWorld, chat_body, completion_body, run
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

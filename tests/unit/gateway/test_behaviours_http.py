@@ -4,11 +4,10 @@ import asyncio
 import json
 
 import pytest
-from text.small import END, byte_level
 
 from headstart.core.errors import ErrorCode
-
-from .scripted import Script, ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.scripted_gateway import Script, ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.small_tokenizers import END, byte_level
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

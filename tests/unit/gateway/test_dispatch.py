@@ -25,8 +25,7 @@ from headstart.core.messages import (
 )
 from headstart.core.request import ChoiceRef, RequestStats
 from headstart.gateway.limits import DispatchLimits
-
-from .world import SPEC, RecordingSink, World, make_request
+from tests.support.dispatchers import SPEC, RecordingSink, World, make_request
 
 
 def test_a_choice_is_served_and_ends_once():

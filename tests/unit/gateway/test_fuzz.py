@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .scripted import ScriptedWorld, chat_body, completion_body, run
+from tests.support.scripted_gateway import ScriptedWorld, chat_body, completion_body, run
 
 FIELDS = [
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options", "stop",

@@ -5,12 +5,11 @@ import json
 
 import openai
 import pytest
-from text.small import END, byte_level
 
 from headstart.core.errors import ErrorCode
-from tests.unit.steady import PATIENCE_S
-
-from .scripted import MODEL, STATS, Script, ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.scripted_gateway import MODEL, STATS, Script, ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.small_tokenizers import END, byte_level
+from tests.support.steady import PATIENCE_S
 
 
 def openai_client(http, key="none"):

@@ -7,7 +7,7 @@ import pytest
 from headstart.core.arrays import EMPTY
 from headstart.core.layout import pages_for, reusable_len
 from headstart.kv.cache import PageCounts, PrefixCache
-from kv.world import NAMESPACE, PAGE, admit, clean, joined, prompt, serve
+from tests.support.caches import NAMESPACE, PAGE, admit, clean, joined, prompt, serve
 
 
 @pytest.mark.parametrize("warm", [False, True])

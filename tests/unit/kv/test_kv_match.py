@@ -7,7 +7,7 @@ import pytest
 from headstart.core.arrays import EMPTY
 from headstart.core.identity import cache_namespace
 from headstart.kv.cache import PrefixCache
-from kv.world import NAMESPACE, PAGE, admit, clean, joined, prompt, serve
+from tests.support.caches import NAMESPACE, PAGE, admit, clean, joined, prompt, serve
 
 
 def test_behaviour_4_a_prompt_shorter_than_a_page_never_hits() -> None:

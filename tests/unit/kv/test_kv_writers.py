@@ -4,7 +4,7 @@ import pytest
 
 from headstart.core.errors import InvariantError
 from headstart.kv.cache import PageCounts, PrefixCache
-from kv.world import PAGE, admit, clean, prompt
+from tests.support.caches import PAGE, admit, clean, prompt
 
 
 def test_a_page_given_up_under_a_ticket_is_free_only_when_the_ticket_closes() -> None:

@@ -1,6 +1,6 @@
 """What moving a delta costs, and what reserving for growth costs: behaviour 64 and case G2, over whole clusters."""
 
-from worlds import assert_right, make_cluster, prompt, serve, settle, stats, submit
+from tests.support.clusters import assert_right, make_cluster, prompt, serve, settle, stats, submit
 
 NUM_GROUPS, NUM_QUESTIONS, SHARED = 8, 8, 40
 

@@ -2,14 +2,13 @@
 
 from random import Random
 
-from worlds import VOCAB, assert_right, prompt, settle, stats
-
 from headstart.core.identity import cache_namespace
 from headstart.core.layout import reusable_len
 from headstart.kv.cache import PrefixCache
 from headstart.sim.client import Handle
 from headstart.sim.cluster import SimCluster
 from headstart.sim.spec import ClusterSpec
+from tests.support.clusters import VOCAB, assert_right, prompt, settle, stats
 
 VICTIM, ATTACKER = (cache_namespace(tenant_salt=salt) for salt in (b"victim", b"attacker"))
 NUM_STREAMS = 4

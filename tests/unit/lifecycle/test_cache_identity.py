@@ -6,11 +6,10 @@ Not here, with the reason: K6 (weights are never swapped in a running worker; a 
 import subprocess
 import sys
 
-from worlds import make_cluster, prompt, serve, settle, stats
-
 from headstart.core.arrays import int32_array
 from headstart.core.identity import cache_namespace
 from headstart.kv.cache import PrefixCache
+from tests.support.clusters import make_cluster, prompt, serve, settle, stats
 
 
 def test_case_K1_a_namespace_is_the_same_in_every_process() -> None:

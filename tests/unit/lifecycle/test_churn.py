@@ -3,7 +3,6 @@
 from random import Random
 
 import pytest
-from worlds import assert_right, make_cluster, prompt, settle, state, submit
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Drain, Prefill, PrefillFailed
@@ -11,6 +10,7 @@ from headstart.sim.client import Handle
 from headstart.sim.cluster import SimCluster
 from headstart.sim.network import NO_FAULT, MessageFault
 from headstart.transfer.loopback import Fault
+from tests.support.clusters import assert_right, make_cluster, prompt, settle, state, submit
 
 GATEWAY = "gateway"
 FEW_MS = 0.02

@@ -2,7 +2,6 @@
 
 import pytest
 from test_ends_in_every_state import IN_EVERY_STATE, Scene, brought_into
-from worlds import assert_right, make_cluster, pages_moved, prompt, serve, settle, state, stats, submit
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Drain, Flush, Flushed, Message, PrefillDone, Tokens
@@ -10,6 +9,7 @@ from headstart.sim.cluster import SimCluster
 from headstart.sim.network import NO_FAULT, MessageFault
 from headstart.sim.worker import GATEWAY
 from headstart.transfer.loopback import Fault
+from tests.support.clusters import assert_right, make_cluster, pages_moved, prompt, serve, settle, state, stats, submit
 
 P, D = "prefill-0", "decode-0"
 

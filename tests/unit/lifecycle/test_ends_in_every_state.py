@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from worlds import assert_right, make_cluster, prompt, settle, state, submit
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Cancel, CancelTicket, Message, PrefillDone, TicketClosed
@@ -11,6 +10,7 @@ from headstart.sim.client import Handle
 from headstart.sim.cluster import SimCluster
 from headstart.sim.network import NO_FAULT, MessageFault
 from headstart.transfer.loopback import Fault
+from tests.support.clusters import assert_right, make_cluster, prompt, settle, state, submit
 
 Scene = Callable[[float], tuple[SimCluster, Handle]]
 """deadline -> a cluster, and the request that will come into the state."""

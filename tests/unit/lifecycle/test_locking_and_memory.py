@@ -6,7 +6,6 @@ nothing), G13 and G14 (prefill never preempts, and decode never pulls).
 """
 
 import pytest
-from worlds import assert_right, make_cluster, pages, pages_moved, prompt, serve, settle, state, stats, submit
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import WorkerExited
@@ -14,6 +13,18 @@ from headstart.core.request import ChoiceRef
 from headstart.sim.client import Handle
 from headstart.sim.cluster import SimCluster
 from headstart.transfer.loopback import Fault, inject_nth
+from tests.support.clusters import (
+    assert_right,
+    make_cluster,
+    pages,
+    pages_moved,
+    prompt,
+    serve,
+    settle,
+    state,
+    stats,
+    submit,
+)
 
 
 def flush(cluster: SimCluster) -> tuple[bool, int]:

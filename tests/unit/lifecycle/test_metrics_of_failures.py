@@ -4,13 +4,13 @@ import logging
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from worlds import make_cluster, prompt, settle, submit
 
 from headstart.core.errors import ErrorCode
 from headstart.observe.decode_line import INTERVAL_S, LoadLine
 from headstart.observe.metrics import WorkerCollector, WorkerSample
 from headstart.sim.cluster import SimCluster
 from headstart.transfer.loopback import Fault, Posted
+from tests.support.clusters import make_cluster, prompt, settle, submit
 
 
 def every_third_fails(posted: Posted) -> Fault:

@@ -7,10 +7,10 @@ there is no aux row and no first token from prefill. Behaviours 5, 11-13 and 16 
 from collections.abc import Iterator
 
 import pytest
-from worlds import assert_right, make_cluster, pages, pages_moved, prompt, serve, settle, stats, submit
 
 from headstart.core.identity import cache_namespace
 from headstart.core.request import ChoiceRef
+from tests.support.clusters import assert_right, make_cluster, pages, pages_moved, prompt, serve, settle, stats, submit
 
 PAGE_SIZES = pytest.mark.parametrize("p", [1, 4, 16])
 POOLS = {"prefill_pages": 400, "decode_pages": 400}

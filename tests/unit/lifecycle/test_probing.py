@@ -1,10 +1,10 @@
 """Case O8: whoever asks for a prompt learns nothing of whether another tenant asked for it before."""
 
 import pytest
-from worlds import make_cluster, prompt, settle, stats
 
 from headstart.gateway.api.auth import Tenant
 from headstart.sim.client import Handle
+from tests.support.clusters import make_cluster, prompt, settle, stats
 
 ASKED, OTHER = prompt(41, first=1), prompt(41, first=2)
 SPY, VICTIM = Tenant(b"spy"), Tenant(b"victim")

@@ -1,10 +1,10 @@
 """Case I5: the choices of one request share a prompt, and no transfer of one of them is another's undoing."""
 
 import pytest
-from worlds import assert_right, make_cluster, prompt, settle, submit
 
 from headstart.core.request import ChoiceRef, SamplingParams
 from headstart.transfer.loopback import Fault, inject_nth
+from tests.support.clusters import assert_right, make_cluster, prompt, settle, submit
 
 NUM_CHOICES = 4
 WRITES = 7

@@ -1,7 +1,6 @@
 """Who gets in, what it is charged, who overtakes whom, and who waits for a leader."""
 
 import pytest
-from decode_rig import P0, P1, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from headstart.core.layout import pages_for
 from headstart.core.messages import PrefillFailed, Rejected
 from headstart.scheduler.decode.waiting import pages_in_reserve, pages_to_lease
 from headstart.scheduler.limits import MAX_BYPASSED
+from tests.support.decode_rig import P0, P1, Rig
 
 
 def charge(prompt_len: int, hit_len: int, reserve: int, page_size: int, max_len: int = 1 << 20) -> int:

@@ -1,7 +1,6 @@
 """The ladder: cancels, deadlines, failed and silent prefill workers, and pages that wait for proof."""
 
 import pytest
-from decode_rig import DECODE, P0, P1, Rig
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import (
@@ -18,6 +17,7 @@ from headstart.core.messages import (
     encode_notice,
 )
 from headstart.transfer.contract import Notice, PeerLost
+from tests.support.decode_rig import DECODE, P0, P1, Rig
 
 P0_AGAIN = WorkerRef("prefill-0", 2)
 

@@ -1,12 +1,12 @@
 """A request from Submit to Finished: cold, repeated, shared, multi-turn, local and remote."""
 
 import pytest
-from decode_rig import GATEWAY, P0, P1, PAGE_BYTES, Rig
 
 from headstart.core.arrays import int32_array
 from headstart.core.identity import cache_namespace
 from headstart.core.messages import Finished, Tokens
 from headstart.core.request import FinishReason
+from tests.support.decode_rig import GATEWAY, P0, P1, PAGE_BYTES, Rig
 
 
 def finish_remotely(rig: Rig, name: str, prompt: list[int] | range, max_new: int = 2, **fields: object):

@@ -1,7 +1,6 @@
 """What the gateway sees: one answer per Submit, one terminal event per choice, flush, drain, silence, load."""
 
 import pytest
-from decode_rig import GATEWAY, P0, Rig
 
 from headstart.core.batch import BatchOutput, Sampled
 from headstart.core.errors import ErrorCode
@@ -18,6 +17,7 @@ from headstart.core.messages import (
     Tokens,
 )
 from headstart.core.request import ChoiceRef
+from tests.support.decode_rig import GATEWAY, P0, Rig
 
 
 def test_a_repeated_submit_is_accepted_again_and_starts_nothing():

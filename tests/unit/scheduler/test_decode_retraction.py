@@ -1,10 +1,10 @@
 """When pages run out while choices run: who gives way, and that nobody's answer shows it."""
 
 import pytest
-from decode_rig import P0, P1, Rig
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import TicketClosed
+from tests.support.decode_rig import P0, P1, Rig
 
 
 def expected(start: int, count: int) -> list[int]:

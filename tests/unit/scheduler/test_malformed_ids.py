@@ -1,12 +1,11 @@
 """Case M3: a message that names a token no model has is refused, where running it would end the process."""
 
-import decode_rig
-import prefill_rig
 import pytest
 
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import PrefillFailed
+from tests.support import decode_rig, prefill_rig
 
 WRONG_IDS = pytest.mark.parametrize("wrong", [-1, -(1 << 31), 97, (1 << 31) - 1])
 

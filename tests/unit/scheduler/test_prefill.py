@@ -4,7 +4,6 @@ import math
 
 import pytest
 from msgspec import structs
-from prefill_rig import DECODE, NAMESPACE, Caller, Rig, spec_of
 
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
@@ -26,6 +25,7 @@ from headstart.scheduler.checksums import page_checksums
 from headstart.transfer.contract import Completed, Notice, PeerLost
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import Fault, inject_nth
+from tests.support.prefill_rig import DECODE, NAMESPACE, Caller, Rig, spec_of
 
 REF = TicketRef(1, 0)
 

@@ -1,9 +1,9 @@
 """How prompts share a prefill worker's steps: short ones pass, long ones always get on."""
 
-from prefill_rig import Rig
 from test_prefill import prompt
 
 from headstart.core.messages import PrefillDone, TicketRef
+from tests.support.prefill_rig import Rig
 
 
 def test_a_short_prompt_passes_a_long_one_that_runs() -> None:

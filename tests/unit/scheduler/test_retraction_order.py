@@ -1,6 +1,6 @@
 """Who resumes first after a retraction, and what is told of those that wait for it."""
 
-from decode_rig import Rig
+from tests.support.decode_rig import Rig
 
 
 def first_step_with(rig: Rig, low: int, high: int, since: int = 0) -> int | None:

@@ -1,11 +1,11 @@
 """Pages that arrive other than they were sent: seen before anybody reads them, and fetched again onto new pages."""
 
 import pytest
-from decode_rig import P0, P1, Rig
 
 from headstart.core.messages import ChunkNotice, Prefill, PrefillDone, TicketClosed, WorkerRef, encode_notice
 from headstart.core.request import ChoiceRef
 from headstart.transfer.contract import Notice
+from tests.support.decode_rig import P0, P1, Rig
 
 
 def fetching(*workers: WorkerRef) -> tuple[Rig, ChoiceRef, Prefill]:

@@ -1,7 +1,6 @@
 """What decides an answer in the simulation: stop strings end it at the gateway, penalties see what was said before."""
 
 import numpy as np
-from chaos.text_client import Letters, read, submit_text
 from msgspec import structs
 
 from headstart.core.arrays import int32_array
@@ -10,6 +9,7 @@ from headstart.core.request import SamplingParams
 from headstart.sim.cluster import SimCluster
 from headstart.sim.kv_fingerprints import Draw, next_token, oracle
 from headstart.sim.spec import ClusterSpec
+from tests.chaos.text_client import Letters, read, submit_text
 
 VOCAB = 97
 PENALTIES = SamplingParams(temperature=0.0, presence_penalty=2.0, frequency_penalty=0.3)

@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 
 from headstart.executor.build import ExecutorConfig
 from headstart.model.source import DEMO_MODEL, WeightSource, resolve_model
+from tests.support.executors import assert_greedy, reference_model
+from tests.support.stacks import Engine, StackSpec, StackWorld, engines
 from tests.unit.executor.test_demo_model import NUM_TOKENS, texts
-from tests.unit.executor.world import assert_greedy, reference_model
-from tests.unit.stack.world import Engine, StackSpec, StackWorld, engines
 
 Engines = tuple[Engine, Engine]
 

@@ -16,8 +16,8 @@ from headstart.core.messages import Flush
 from headstart.executor.build import ExecutorConfig
 from headstart.model.source import WeightSource
 from headstart.transfer.loopback import Fault
-from tests.unit.executor.world import assert_greedy, assert_same_kv, reference_model, write_small_model
-from tests.unit.stack.world import DECODE, PREFILL, Answer, Engine, StackSpec, StackWorld, engines
+from tests.support.executors import assert_greedy, assert_same_kv, reference_model, write_small_model
+from tests.support.stacks import DECODE, PREFILL, Answer, Engine, StackSpec, StackWorld, engines
 
 VOCAB = 311
 NUM_TOKENS = 12

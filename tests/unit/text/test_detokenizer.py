@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from headstart.text.detokenizer import ByteDetokenizer, WindowDetokenizer, make_detokenizer
 from headstart.text.stop_strings import StopMatcher, StopStrings
 from headstart.text.tokenizer import TextTokenizer
-
-from .small import byte_level, metaspace, piece_level, sentence_piece, vocab_size, word_piece
+from tests.support.small_tokenizers import byte_level, metaspace, piece_level, sentence_piece, vocab_size, word_piece
 
 BYTE_IDS = st.lists(st.integers(0, 379), max_size=40)
 UNICODE = st.text(max_size=60)

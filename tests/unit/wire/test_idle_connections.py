@@ -15,7 +15,7 @@ from headstart.core.request import ChoiceRef
 from headstart.wire.channels import FROM_WORKER, TO_WORKER
 from headstart.wire.limits import WireLimits
 from headstart.wire.sockets import Dealer, Router, Wiring
-from tests.unit.steady import PATIENCE_MS, PATIENCE_S
+from tests.support.steady import PATIENCE_MS, PATIENCE_S
 
 LIMITS = WireLimits(heartbeat_s=0.3)
 

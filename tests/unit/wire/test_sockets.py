@@ -16,7 +16,7 @@ from headstart.wire.errors import WireError
 from headstart.wire.limits import WireLimits
 from headstart.wire.security import CurveKeys, Security, authenticate, check_address
 from headstart.wire.sockets import Dealer, Router, Wiring
-from tests.unit.steady import PATIENCE_MS
+from tests.support.steady import PATIENCE_MS
 
 ANYWHERE = "tcp://127.0.0.1:0"
 ACCEPTED = Accepted(ChoiceRef("r"))

@@ -10,7 +10,7 @@ from headstart.core.messages import Drain, Leave, WorkerRef
 from headstart.wire.channels import FROM_WORKER, TO_WORKER
 from headstart.wire.sockets import Dealer, Router
 from headstart.worker.ports import OpenWiring, control_url, new_cluster_key, open_wiring, peer_url
-from tests.unit.steady import PATIENCE_MS
+from tests.support.steady import PATIENCE_MS
 
 
 def member(directory: Path, name: str, key: str) -> OpenWiring:

@@ -43,7 +43,7 @@ from headstart.sim.network import ControlNetwork
 from headstart.sim.worker import GATEWAY, Organs, SimWorker
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import Fault, LoopbackNetwork, LoopbackTransport, Posted
-from tests.unit.executor.world import GREEDY, Sequence_, read_kv
+from tests.support.executors import GREEDY, Sequence_, read_kv
 
 DECODE, PREFILL = WorkerRef("decode-0", 1), WorkerRef("prefill-0", 1)
 NAMESPACE = b"tenant"
