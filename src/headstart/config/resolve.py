@@ -1,6 +1,7 @@
 """Turns "auto" into numbers, once, from what is known about the machine and the model."""
 
 from dataclasses import dataclass
+from math import inf
 
 from headstart.config.errors import require
 from headstart.config.settings import CacheSettings, StepSettings, TransferSettings, WorkerSettings
@@ -8,6 +9,8 @@ from headstart.core.layout import page_floor, pages_for
 
 CHUNK_S = 0.4  # a chunk of --chunked-prefill-size auto aims at this many seconds; half a second is the bound
 CHUNK_RANGE = {"cpu": (32, 2048), "cuda": (512, 16384)}
+GPU_STEP_STRETCH = 3.0
+"""Times that a chunk beside decode rows makes their step longer on a GPU. On a CPU it is --chunked-prefill-size alone."""
 CPU_POOL_CONTEXTS = 4
 CPU_POOL_MIN_TOKENS = 32_768
 
@@ -72,6 +75,10 @@ class StepPlan:
     """Tokens of short deltas a decode step may compute."""
     num_reserved_decode_tokens: int
     """Growth set aside for each admitted request, in tokens."""
+    itl_slo_s: float | None = None
+    """Seconds that a step with decode rows should not exceed. None: no such objective."""
+    max_step_stretch: float = inf
+    """Times that prompt tokens may make a decode step longer, where there is no objective."""
 
 
 def threads_for(num_cores: int, num_compute_workers: int) -> int:
@@ -176,6 +183,8 @@ def resolve_step(settings: StepSettings, reserved: int, pool: PoolPlan, device: 
         credit_tokens=credit,
         local_prefill_tokens=local,
         num_reserved_decode_tokens=reserved,
+        itl_slo_s=settings.itl_slo_ms / 1e3 if settings.itl_slo_ms else None,
+        max_step_stretch=GPU_STEP_STRETCH if device == "cuda" else inf,
     )
 
 

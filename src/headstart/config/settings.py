@@ -111,6 +111,10 @@ class StepSettings:
     local_prefill_tokens: int | Auto = "auto"
     """Tokens of short prompts that a decode worker computes itself, per step over all requests. auto: one page on a
     CPU, 256 on a GPU. 0: never."""
+    itl_slo_ms: float = 0.0
+    """Milliseconds between the tokens of a stream that a decode worker aims to keep at the 95th percentile: it computes fewer
+    prompt tokens beside decode rows, and lets fewer requests run. 0: no such objective; on a GPU prompt tokens then make a
+    step at most three times as long as one without them."""
     stream_interval: int = 1
     """Tokens per streamed message. Only 1 is built."""
     cuda_graph_max_bs: int | Auto = "auto"
@@ -131,6 +135,7 @@ class StepSettings:
             ("--cuda-graph-max-bs", self.cuda_graph_max_bs, 0),
         ):
             require(value == "auto" or value >= least, f"{flag} must be at least {least}, got {value}")
+        require(0 <= self.itl_slo_ms < inf, f"--itl-slo-ms must be 0 or more, got {self.itl_slo_ms}")
         require(0 < self.watchdog_timeout < inf, f"--watchdog-timeout must be positive, got {self.watchdog_timeout}")
         require(0 <= self.drain_timeout < inf, f"--drain-timeout must be 0 or more, got {self.drain_timeout}")
 

@@ -219,9 +219,9 @@ class DecodeQueues:
         self._lead(entry.choice, entry.lease)
         return True
 
-    def start_ready(self) -> None:
+    def start_ready(self, max_running: int) -> None:
         """As many as may run, oldest first, which is the order in which they get pages and budgets."""
-        num_free = self._limits.max_running_requests - len(self.running)
+        num_free = max_running - len(self.running)
         oldest = sorted(self.ready.values(), key=lambda entry: entry.choice.order)[: max(0, num_free)]
         for entry in oldest:
             self._run(entry)

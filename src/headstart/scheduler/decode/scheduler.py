@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
-from math import inf
+from math import inf, isfinite
 from typing import Concatenate, ParamSpec, TypeVar
 
 from headstart.core.batch import Batch, BatchOutput, Sampled
@@ -40,7 +40,7 @@ from headstart.core.request import ChoiceRef
 from headstart.core.sequence import Sequence
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode.admission import Admission
-from headstart.scheduler.decode.batching import InflightStep, make_batch, split_token_budget, with_drafts
+from headstart.scheduler.decode.batching import InflightStep, make_batch, work_of, split_token_budget, with_drafts
 from headstart.scheduler.decode.deadlines import Deadlines, Timer
 from headstart.scheduler.decode.gateway_port import GatewayLiveness, GatewayPort
 from headstart.scheduler.decode.preemption import Preemption
@@ -48,6 +48,7 @@ from headstart.scheduler.decode.prefill_client import PrefillClient
 from headstart.scheduler.decode.prefill_workers import Placement, PrefillWorkers
 from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.states import Abort, Choice, Preparing, ScheduledRow, Stop, Waiting, find_stop
+from headstart.scheduler.decode.step_time import ItlControl
 from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.protocol import Drafter, Send
 from headstart.scheduler.tickets import Ticket, TicketTable
@@ -109,6 +110,8 @@ class DecodeScheduler:
         self._prefill_client = PrefillClient(self._queues, self._tickets, placement, clock, send, counters)
         self._admission = Admission(self._queues, cache, placement, self._prefill_client, clock, counters)
         self._preemption = Preemption(self._queues, cache, self._tickets, counters)
+        bounds_itl = limits.itl_slo_s is not None or isfinite(limits.max_step_stretch)
+        self._itl = ItlControl(limits) if bounds_itl else None
         self._last_step = 0
         self._is_draining = False
         self._must_restart = False
@@ -286,10 +289,10 @@ class DecodeScheduler:
     def schedule(self) -> Batch | None:
         queues = self._queues
         if queues.ready:
-            queues.start_ready()
+            queues.start_ready(self._limits.max_running_requests if self._itl is None else self._itl.max_rows)
         if not queues.running:
             return None
-        rows = split_token_budget(queues.running.values(), self._limits)
+        rows = split_token_budget(queues.running.values(), self._limits, self._chunk_tokens())
         if self._drafter is not None:
             rows = with_drafts(rows, self._drafter, self._limits.num_draft_tokens)
         rows = self._preemption.reserve_or_preempt(rows)
@@ -300,12 +303,22 @@ class DecodeScheduler:
         self._counters["steps"] += 1
         return make_batch(self._last_step, rows)
 
+    def _chunk_tokens(self) -> int:
+        """Prompt tokens that the next step may compute for prompts that come out of the chunk budget."""
+        if self._itl is None:
+            return self._limits.chunked_prefill_size
+        running = self._queues.running.values()
+        starts = [entry.next_position for entry in running if entry.chunked and not entry.is_prompt_scheduled]
+        return self._itl.chunk_tokens(len(running) - len(starts), starts[0]) if starts else 0
+
     @_then_flush
     def update(self, output: BatchOutput) -> None:
         rows = self._queues.take_step(output.step_id)
         if not rows:
             self._counters["stray_outputs"] += 1
             return
+        if self._itl is not None:
+            self._itl.observe(work_of(rows), output.elapsed_s)
         sampled = {sample.row_id: sample for sample in output.sampled}
         for row in rows:
             row.entry.inflight.pop(0)

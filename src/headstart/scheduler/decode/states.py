@@ -148,6 +148,16 @@ class Running:
     inflight: list["ScheduledRow"] = field(default_factory=list)  # its rows in steps in flight, oldest first
     has_left: bool = False  # what its rows in flight bring is dropped
 
+    @property
+    def next_position(self) -> int:
+        """Where its next row starts."""
+        return self.inflight[-1].stop if self.inflight else self.choice.sequence.num_computed
+
+    @property
+    def is_prompt_scheduled(self) -> bool:
+        """Whether its next row is a decode row."""
+        return self.next_position >= len(self.choice.sequence) - 1
+
 
 class ScheduledRow(Struct, eq=False):
     """The positions [start, start + num_new) that a running entry computes in one step, and drafts behind them.

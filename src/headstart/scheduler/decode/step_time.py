@@ -32,7 +32,7 @@ SHRINK = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class StepShape:
+class StepWork:
     """What a step computes, as far as its time depends on it."""
 
     num_decode_rows: int
@@ -40,7 +40,7 @@ class StepShape:
     num_pairs: float = 0.0
 
     @classmethod
-    def of(cls, num_decode_rows: int, chunks: Iterable[tuple[int, int]]) -> "StepShape":
+    def of(cls, num_decode_rows: int, chunks: Iterable[tuple[int, int]]) -> "StepWork":
         """`chunks`: (position of the first token, tokens) of each row that computes prompt tokens."""
         tokens, pairs = 0, 0.0
         for start, count in chunks:
@@ -63,7 +63,7 @@ class StepTimes:
     _coefficients: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
     _covariance: NDArray[np.float64] = field(default_factory=_loose)
 
-    def observe(self, shape: StepShape, elapsed_s: float) -> None:
+    def observe(self, shape: StepWork, elapsed_s: float) -> None:
         """A step of this shape took `elapsed_s`."""
         if not (isfinite(elapsed_s) and elapsed_s > 0):
             return
@@ -97,7 +97,7 @@ class ItlControl:
         self._window: list[float] = []
         self.max_rows = limits.max_running_requests
 
-    def observe(self, shape: StepShape, elapsed_s: float) -> None:
+    def observe(self, shape: StepWork, elapsed_s: float) -> None:
         """A step has ended."""
         self._times.observe(shape, elapsed_s)
         if self._limits.itl_slo_s is None or not shape.num_decode_rows:
