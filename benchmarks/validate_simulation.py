@@ -120,7 +120,9 @@ def predicted(load: Load, seed: int, found: Calibration) -> Row:
         limits=LimitOptions(chunked_prefill_size=CHUNK, local_prefill_tokens=LOCAL),
     )
     hardware = Hardware(found.costs, POOL_TOKENS, found.context_len)
-    return simulated_row(plan_of(load, seed), Simulated(found.costs, cluster_spec(hardware, options)), load.name, SOURCE)
+    return simulated_row(
+        plan_of(load, seed), Simulated(found.costs, cluster_spec(hardware, options)), load.name, SOURCE
+    )
 
 
 @dataclass(frozen=True)

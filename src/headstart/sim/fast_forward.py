@@ -30,6 +30,7 @@ from headstart.scheduler.decode.gateway_port import OWN_STALL_S
 from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.scheduler import DecodeScheduler
 from headstart.scheduler.decode.states import Choice, Running
+from headstart.scheduler.decode.step_time import StepWork
 from headstart.sim.clock import NEVER
 from headstart.sim.deferred_output import DeferredOutput
 from headstart.sim.synthetic_executor import SyntheticExecutor
@@ -114,10 +115,16 @@ class FastForward:
         self._last_step = executor.num_steps
 
     def _pass_time(self, ends: list[float]) -> None:
-        """What a pass at each of these times does besides: it sees that no gateway is silent, and publishes its load."""
+        """What a pass at each of these times does besides: it sees that no gateway is silent, learns what steps take, and
+        publishes its load."""
+        started_at, itl = self._executor.started_at, self._scheduler.itl
+        work = StepWork.of(self._steps.num_rows, ())
         for end in ends:
             if self._scheduler.liveness.check(end):
                 raise InvariantError("a gateway was lost in a free step")
+            if itl is not None:
+                itl.observe(work, end - started_at)
+            started_at = end
         self._loop.step_since = ends[-1]
         self._loop.publish(ends[-1])
 
@@ -145,6 +152,10 @@ class FreeSteps:
         self._draw = draw
         self._left = 0  # free steps as far as the rows tell; pages, and all that is not a row, apart
         self._with_pages = 0  # steps, the one in flight included, for which every row has its pages
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._queues.running)
 
     def refs(self) -> Iterable[ChoiceRef]:
         """The choices with a row in the step in flight."""

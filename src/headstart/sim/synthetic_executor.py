@@ -97,6 +97,12 @@ class SyntheticExecutor:
         step.started_at, step.finish_at = launched_at, finish_at
 
     @property
+    def started_at(self) -> float:
+        """When the oldest step in flight started; 0 without one."""
+        step = self._steps.oldest
+        return 0.0 if step is None else step.started_at
+
+    @property
     def step_s(self) -> float:
         """How long the oldest step in flight takes."""
         step = self._steps.oldest

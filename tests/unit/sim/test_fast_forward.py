@@ -88,7 +88,8 @@ def play(seed: int, *, jumps: bool, has_faults: bool) -> History:
     rng = Random(seed)
     spec = draw_spec(rng)
     link = LINKS[seed % len(LINKS)]  # not drawn: a pinned seed keeps its cluster
-    spec = replace(spec, timing=replace(spec.timing, link=link))
+    itl_slo_s = (0.02, None, 0.006, None)[seed // len(LINKS) % 4]
+    spec = replace(spec, timing=replace(spec.timing, link=link), decode=replace(spec.decode, itl_slo_s=itl_slo_s))
     history = History()
     cluster = SimCluster(
         replace(spec, modelling=replace(spec.modelling, jumps=jumps)),
