@@ -41,7 +41,8 @@ def mismatches(cluster: SimCluster) -> float:
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_case_A6_one_bit_of_one_page_flips_and_the_range_is_fetched_again_before_the_first_token(index: int) -> None:
+@pytest.mark.behaviour("A6")
+def test_one_bit_of_one_page_flips_and_the_range_is_fetched_again_before_the_first_token(index: int) -> None:
     cluster = SimCluster(ClusterSpec(num_prefill=2))
     cluster.run_for(0.1)
     cluster.inject_write_faults(inject_nth({index: Fault(flips=True)}))
@@ -55,7 +56,8 @@ def test_case_A6_one_bit_of_one_page_flips_and_the_range_is_fetched_again_before
     assert cluster.load("decode-0").get("local_prefill_tokens", 0) == 0
 
 
-def test_case_A6_the_mismatch_is_a_metric() -> None:
+@pytest.mark.behaviour("A6")
+def test_the_mismatch_is_a_metric() -> None:
     cluster = SimCluster()
     cluster.run_for(0.1)
     cluster.inject_write_faults(inject_nth({0: Fault(flips=True)}))
@@ -79,7 +81,8 @@ def test_a_way_that_always_damages_costs_two_tries_and_then_the_prompt_is_comput
     assert cluster.load("decode-0")["local_prefill_tokens"] == 44
 
 
-def test_case_A5_fifty_requests_five_at_a_time_over_a_way_that_damages_and_lands_late() -> None:
+@pytest.mark.behaviour("A5")
+def test_fifty_requests_five_at_a_time_over_a_way_that_damages_and_lands_late() -> None:
     cluster, rng = SimCluster(ClusterSpec(num_prefill=2, prefill_pages=256, decode_pages=256)), random.Random(5)
     cluster.run_for(0.1)
     damaged = 0

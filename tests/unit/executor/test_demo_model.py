@@ -46,6 +46,7 @@ def texts(count: int) -> list[str]:
     return [QUESTIONS[i % len(QUESTIONS)].format(TOPICS[i // len(QUESTIONS) % len(TOPICS)]) for i in range(count)]
 
 
+@pytest.mark.behaviour("62")
 def test_twelve_prompts(world: World, reference: PreTrainedModel) -> None:
     check(world, reference, texts(12))
 

@@ -54,6 +54,7 @@ def test_a_cached_page_that_a_step_still_reads_is_not_counted_as_room() -> None:
     clean(cache)
 
 
+@pytest.mark.behaviour("79")
 def test_a_page_that_a_peer_may_still_write_is_never_committed() -> None:
     cache = PrefixCache(8, PAGE)
     tokens = prompt(3 * PAGE)

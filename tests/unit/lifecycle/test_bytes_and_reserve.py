@@ -1,11 +1,14 @@
 """What moving a delta costs, and what reserving for growth costs: behaviour 64 and case G2, over whole clusters."""
 
+import pytest
+
 from tests.support.clusters import assert_right, make_cluster, prompt, serve, settle, stats, submit
 
 NUM_GROUPS, NUM_QUESTIONS, SHARED = 8, 8, 40
 
 
-def test_behaviour_64_every_request_moves_its_delta_to_the_page_and_the_worker_counts_the_same() -> None:
+@pytest.mark.behaviour("64")
+def test_every_request_moves_its_delta_to_the_page_and_the_worker_counts_the_same() -> None:
     cluster = make_cluster(prefill_pages=300, decode_pages=300)
     page = cluster.spec.page_bytes
     moved = 0
@@ -33,6 +36,7 @@ def time_of_all(num_reserved: int) -> float:
     return max(handle.ended_at or 0.0 for handle in handles)
 
 
-def test_case_G2_a_reserve_ten_times_too_small_is_nearly_as_fast_as_the_best_one() -> None:
+@pytest.mark.behaviour("G2")
+def test_a_reserve_ten_times_too_small_is_nearly_as_fast_as_the_best_one() -> None:
     times = {num_reserved: time_of_all(num_reserved) for num_reserved in (8, 0, 20, 40, 80)}
     assert times[8] <= 1.15 * min(times.values())

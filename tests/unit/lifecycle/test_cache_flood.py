@@ -2,6 +2,8 @@
 
 from random import Random
 
+import pytest
+
 from headstart.core.identity import cache_namespace
 from headstart.core.layout import reusable_len
 from headstart.kv.cache import PrefixCache
@@ -44,12 +46,14 @@ def serve_victim(share: float | None, under_attack: bool) -> float:
     return hit_rate(served[4:], spec.page_size)
 
 
-def test_case_O9_a_flood_costs_others_at_most_ten_points_of_their_hit_rate() -> None:
+@pytest.mark.behaviour("O9")
+def test_a_flood_costs_others_at_most_ten_points_of_their_hit_rate() -> None:
     undisturbed = serve_victim(0.5, under_attack=False)
     assert undisturbed == 1.0
     assert serve_victim(0.5, under_attack=True) >= undisturbed - 0.1
 
 
-def test_case_O9_without_shares_the_same_flood_takes_it_all() -> None:
+@pytest.mark.behaviour("O9")
+def test_without_shares_the_same_flood_takes_it_all() -> None:
     assert serve_victim(None, under_attack=False) == 1.0
     assert serve_victim(None, under_attack=True) < 0.5

@@ -17,7 +17,8 @@ FEW_MS = 0.02
 
 
 @pytest.mark.full
-def test_case_E17_250_workers_join_and_150_leave_under_load_and_every_request_has_its_end() -> None:
+@pytest.mark.behaviour("E17")
+def test_250_workers_join_and_150_leave_under_load_and_every_request_has_its_end() -> None:
     """A leave is a kill or a drain; every name comes back as a later incarnation, and each is a join."""
     cluster = make_cluster(num_prefill=3, num_decode=4, timing={"restart_s": None})
     rng = Random(17)
@@ -52,7 +53,8 @@ def test_case_E17_250_workers_join_and_150_leave_under_load_and_every_request_ha
 
 
 @pytest.mark.full
-def test_case_E13_one_transfer_in_a_hundred_is_stuck_past_every_deadline_and_only_its_requests_are_late() -> None:
+@pytest.mark.behaviour("E13")
+def test_one_transfer_in_a_hundred_is_stuck_past_every_deadline_and_only_its_requests_are_late() -> None:
     # Pools so large that what is stuck stays below the tenth that has a silent worker killed.
     cluster = make_cluster(num_prefill=2, num_decode=2, decode_pages=4000, prefill_pages=4000)
     rng = Random(13)
@@ -69,7 +71,8 @@ def test_case_E13_one_transfer_in_a_hundred_is_stuck_past_every_deadline_and_onl
 
 
 @pytest.mark.parametrize("code", [ErrorCode.INTERNAL, ErrorCode.INVALID])
-def test_case_E20_a_prefill_worker_that_refuses_at_once_is_known_to_have_refused_at_once(code: ErrorCode) -> None:
+@pytest.mark.behaviour("E20")
+def test_a_prefill_worker_that_refuses_at_once_is_known_to_have_refused_at_once(code: ErrorCode) -> None:
     cluster = make_cluster()
     calls: list[Prefill] = []
 
@@ -94,7 +97,8 @@ def test_case_E20_a_prefill_worker_that_refuses_at_once_is_known_to_have_refused
 
 
 @pytest.mark.parametrize("moment", ["waiting", "preparing", "running"])
-def test_case_F6_a_cancel_before_during_or_after_the_transfer_is_never_worse_for_the_next_request(moment: str) -> None:
+@pytest.mark.behaviour("F6")
+def test_a_cancel_before_during_or_after_the_transfer_is_never_worse_for_the_next_request(moment: str) -> None:
     def next_takes_s(*, cancels: bool) -> float:
         cluster = make_cluster(decode={"max_running_requests": 2})
         first = submit(cluster, prompt(60), 40)

@@ -18,7 +18,8 @@ def name(cluster: SimCluster, worker: str) -> str:
     return str(cluster.workers[worker].ref)
 
 
-def test_case_E5_a_prefill_worker_that_lost_its_connection_to_a_decode_worker_gets_it_back() -> None:
+@pytest.mark.behaviour("E5")
+def test_a_prefill_worker_that_lost_its_connection_to_a_decode_worker_gets_it_back() -> None:
     cluster = make_cluster()
     serve(cluster, prompt(40, first=1))
     cluster.links.cut(name(cluster, P), name(cluster, D))
@@ -30,7 +31,8 @@ def test_case_E5_a_prefill_worker_that_lost_its_connection_to_a_decode_worker_ge
     settle(cluster)
 
 
-def test_case_E5_a_connection_lost_in_the_middle_of_a_prompt() -> None:
+@pytest.mark.behaviour("E5")
+def test_a_connection_lost_in_the_middle_of_a_prompt() -> None:
     cluster = make_cluster()
     handle = submit(cluster, prompt(200), 8)
     cluster.run_until(lambda: cluster.load(P).get("pages_posted", 0) >= 8)
@@ -40,7 +42,8 @@ def test_case_E5_a_connection_lost_in_the_middle_of_a_prompt() -> None:
     assert pages_moved(cluster, serve(cluster, prompt(40, first=3))) == 10
 
 
-def test_case_E8_a_restarted_prefill_worker_serves_again_with_no_other_restart() -> None:
+@pytest.mark.behaviour("E8")
+def test_a_restarted_prefill_worker_serves_again_with_no_other_restart() -> None:
     cluster = make_cluster(timing={"restart_s": 0.5})
     handle = submit(cluster, prompt(200), 8)
     cluster.run_for(0.1)
@@ -52,7 +55,8 @@ def test_case_E8_a_restarted_prefill_worker_serves_again_with_no_other_restart()
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 2.0])
-def test_behaviour_15_what_a_request_cost_is_known_without_waiting_for_done(delay_s: float) -> None:
+@pytest.mark.behaviour("15")
+def test_what_a_request_cost_is_known_without_waiting_for_done(delay_s: float) -> None:
     cluster = make_cluster(num_decode=2)
     serve(cluster, prompt(60))
     other = next(n for n in ("decode-0", "decode-1") if not cluster.load(n).get("accepted"))
@@ -69,7 +73,8 @@ def test_behaviour_15_what_a_request_cost_is_known_without_waiting_for_done(dela
 
 
 @IN_EVERY_STATE
-def test_behaviour_27_and_case_K7_a_flush_is_refused_in_every_state_and_breaks_nothing(
+@pytest.mark.behaviour("27", "K7")
+def test_a_flush_is_refused_in_every_state_and_breaks_nothing(
     scene: tuple[Scene, str],
 ) -> None:
     build, wanted = scene
@@ -102,7 +107,8 @@ def flush_everything(cluster: SimCluster) -> dict[str, Flushed]:
     return answers
 
 
-def test_case_M4_a_prefill_worker_told_to_end_stays_until_its_open_writes_have_ended() -> None:
+@pytest.mark.behaviour("M4")
+def test_a_prefill_worker_told_to_end_stays_until_its_open_writes_have_ended() -> None:
     cluster = make_cluster(num_prefill=2)
     cluster.inject_write_faults(lambda posted: Fault(delay_s=0.5))
     handles = [submit(cluster, prompt(30, first), 4) for first in range(10)]
@@ -118,7 +124,8 @@ def test_case_M4_a_prefill_worker_told_to_end_stays_until_its_open_writes_have_e
     assert cluster.workers[P].organs.scheduler.load().num_running == 0
 
 
-def test_case_E19_a_decode_worker_told_to_end_finishes_its_streams_and_new_ones_go_elsewhere() -> None:
+@pytest.mark.behaviour("E19")
+def test_a_decode_worker_told_to_end_finishes_its_streams_and_new_ones_go_elsewhere() -> None:
     cluster = make_cluster(num_decode=2)
     handles = [submit(cluster, prompt(40, first), 30) for first in range(6)]
     cluster.run_until(lambda: all(state(cluster, handle) == "running" for handle in handles))
@@ -131,7 +138,8 @@ def test_case_E19_a_decode_worker_told_to_end_finishes_its_streams_and_new_ones_
     assert cluster.load(D)["admitted"] == admitted
 
 
-def test_case_E19_a_drained_worker_alone_refuses_with_a_typed_error() -> None:
+@pytest.mark.behaviour("E19")
+def test_a_drained_worker_alone_refuses_with_a_typed_error() -> None:
     cluster = make_cluster()
     handle = submit(cluster, prompt(40), 20)
     cluster.run_until(lambda: state(cluster, handle) == "running")

@@ -99,7 +99,8 @@ def assert_free_within_a_second(cluster: SimCluster, handle: Handle) -> None:
 
 
 @IN_EVERY_STATE
-def test_behaviour_35_and_case_B3_a_disconnect_in_every_state_frees_both_sides(scene: tuple[Scene, str]) -> None:
+@pytest.mark.behaviour("35", "B3")
+def test_a_disconnect_in_every_state_frees_both_sides(scene: tuple[Scene, str]) -> None:
     build, name = scene
     cluster, handle = build(60.0)
     brought_into(name, cluster, handle)
@@ -158,7 +159,8 @@ def test_a_lost_cancel_costs_time_but_no_page(scene: tuple[Scene, str]) -> None:
     assert_right(*(other for other in cluster.handles if other is not handle))
 
 
-def test_behaviour_36_and_case_A1_pages_of_an_aborted_request_are_not_given_away_under_a_live_write() -> None:
+@pytest.mark.behaviour("36", "A1")
+def test_pages_of_an_aborted_request_are_not_given_away_under_a_live_write() -> None:
     cluster = make_cluster(decode_pages=24)
     cluster.inject_write_faults(lambda posted: Fault(delay_s=3.0))
     aborted = submit(cluster, prompt(61), 4)
@@ -180,7 +182,8 @@ def test_behaviour_36_and_case_A1_pages_of_an_aborted_request_are_not_given_away
     assert_right(canary)
 
 
-def test_case_B8_a_request_aborted_during_its_load_gets_its_pages_back_by_proof_of_the_writers_end() -> None:
+@pytest.mark.behaviour("B8")
+def test_a_request_aborted_during_its_load_gets_its_pages_back_by_proof_of_the_writers_end() -> None:
     cluster = make_cluster()
     cluster.inject_write_faults(lambda posted: Fault(delay_s=5.0))
     handle = submit(cluster, prompt(61), 4)
@@ -192,7 +195,8 @@ def test_case_B8_a_request_aborted_during_its_load_gets_its_pages_back_by_proof_
     cluster.check()
 
 
-def test_behaviour_37_killed_prefill_under_load_every_request_finishes_and_a_restarted_one_is_used() -> None:
+@pytest.mark.behaviour("37")
+def test_killed_prefill_under_load_every_request_finishes_and_a_restarted_one_is_used() -> None:
     cluster = make_cluster(num_prefill=1, decode_pages=200)
     handles = [submit(cluster, prompt(60, first), 8) for first in range(8)]
     cluster.run_for(0.15)
@@ -208,7 +212,8 @@ def test_behaviour_37_killed_prefill_under_load_every_request_finishes_and_a_res
     assert cluster.load("prefill-0")["completed_calls"] == 1
 
 
-def test_behaviour_37_another_prefill_workers_requests_are_unaffected() -> None:
+@pytest.mark.behaviour("37")
+def test_another_prefill_workers_requests_are_unaffected() -> None:
     cluster = make_cluster(num_prefill=2, decode_pages=200)
     handles = [submit(cluster, prompt(60, first), 8) for first in range(8)]
     cluster.run_for(0.1)
@@ -217,7 +222,8 @@ def test_behaviour_37_another_prefill_workers_requests_are_unaffected() -> None:
     assert_right(*handles)
 
 
-def test_behaviour_38_a_killed_decode_worker_costs_its_prefill_worker_nothing() -> None:
+@pytest.mark.behaviour("38")
+def test_a_killed_decode_worker_costs_its_prefill_worker_nothing() -> None:
     cluster = make_cluster(num_decode=2)
     handles = [submit(cluster, prompt(60, first), 8) for first in range(8)]
     cluster.run_for(0.1)
@@ -250,7 +256,8 @@ def test_a_request_whose_two_workers_died_is_not_tried_on_a_third() -> None:
     settle(cluster)
 
 
-def test_behaviour_40_a_prefill_worker_that_never_answers_fails_nothing() -> None:
+@pytest.mark.behaviour("40")
+def test_a_prefill_worker_that_never_answers_fails_nothing() -> None:
     cluster = make_cluster()
     cluster.stall("prefill-0")
     handle = submit(cluster, prompt(60), 8, remaining_s=20.0)
@@ -260,7 +267,8 @@ def test_behaviour_40_a_prefill_worker_that_never_answers_fails_nothing() -> Non
     settle(cluster)
 
 
-def test_case_F2_a_hundred_requests_cancelled_at_random_points_four_times() -> None:
+@pytest.mark.behaviour("F2")
+def test_a_hundred_requests_cancelled_at_random_points_four_times() -> None:
     cluster = make_cluster(decode_pages=120, prefill_pages=120, decode={"max_queued_requests": 200}, seed=7)
     for round_ in range(4):
         handles = [submit(cluster, prompt(30, first % 40), 8) for first in range(100)]
@@ -274,7 +282,8 @@ def test_case_F2_a_hundred_requests_cancelled_at_random_points_four_times() -> N
     assert_right(probe)
 
 
-def test_case_B9_done_said_twice_before_its_notices_is_taken_once() -> None:
+@pytest.mark.behaviour("B9")
+def test_done_said_twice_before_its_notices_is_taken_once() -> None:
     cluster = make_cluster()
     cluster.inject_write_faults(lambda posted: Fault(notice_delay_s=0.2))
     cluster.inject_message_faults(

@@ -5,6 +5,7 @@ import os
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
@@ -186,6 +187,7 @@ class Lifecycle(RuleBasedStateMachine):
             assert handle.failed or handle.tokens == expected
 
 
+@pytest.mark.behaviour("34")
 def test_any_history_keeps_the_ledger_and_gives_every_request_its_one_end() -> None:
     """NUM_EXAMPLES histories of NUM_STEPS operations: 100,000."""
     run_state_machine_as_test(

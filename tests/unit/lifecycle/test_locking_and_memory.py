@@ -37,7 +37,8 @@ def flush(cluster: SimCluster) -> tuple[bool, int]:
 # ---- locks -----------------------------------------------------------------------------------------------------------
 
 
-def test_behaviour_17_and_18_and_case_B1_a_miss_and_a_hit_leave_nothing_locked() -> None:
+@pytest.mark.behaviour("17", "18", "B1")
+def test_a_miss_and_a_hit_leave_nothing_locked() -> None:
     cluster = make_cluster()
     for _ in range(2):
         serve(cluster, prompt(41))
@@ -46,7 +47,8 @@ def test_behaviour_17_and_18_and_case_B1_a_miss_and_a_hit_leave_nothing_locked()
 
 @pytest.mark.parametrize("held", [0, 24], ids=["miss", "hit"])
 @pytest.mark.parametrize("fault", [Fault(refused=True), Fault(fails=True), Fault(num_notices=0)], ids=str)
-def test_behaviour_19_and_20_a_failed_transfer_is_repaired_and_leaves_nothing_locked(held: int, fault: Fault) -> None:
+@pytest.mark.behaviour("19", "20")
+def test_a_failed_transfer_is_repaired_and_leaves_nothing_locked(held: int, fault: Fault) -> None:
     cluster = make_cluster()
     if held:
         serve(cluster, prompt(held), 1)
@@ -61,7 +63,8 @@ def test_behaviour_19_and_20_a_failed_transfer_is_repaired_and_leaves_nothing_lo
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_behaviour_21_the_same_hit_many_times_does_not_drift(together: bool) -> None:
+@pytest.mark.behaviour("21")
+def test_the_same_hit_many_times_does_not_drift(together: bool) -> None:
     cluster = make_cluster()
     serve(cluster, prompt(41))
     before = pages(cluster).cached
@@ -74,7 +77,8 @@ def test_behaviour_21_the_same_hit_many_times_does_not_drift(together: bool) -> 
     assert pages(cluster).cached == before
 
 
-def test_behaviour_22_what_does_not_fit_after_its_match_waits_and_holds_nothing() -> None:
+@pytest.mark.behaviour("22")
+def test_what_does_not_fit_after_its_match_waits_and_holds_nothing() -> None:
     cluster = make_cluster(decode_pages=20)
     serve(cluster, prompt(25), 1)
     long = submit(cluster, prompt(50, first=1), 20)
@@ -88,7 +92,8 @@ def test_behaviour_22_what_does_not_fit_after_its_match_waits_and_holds_nothing(
     settle(cluster)
 
 
-def test_behaviour_23_and_case_B14_pages_in_use_are_never_evicted() -> None:
+@pytest.mark.behaviour("23", "B14")
+def test_pages_in_use_are_never_evicted() -> None:
     cluster = make_cluster(decode_pages=30)
     serve(cluster, prompt(40), 1)
     pinned = submit(cluster, [*prompt(40), 1], 30)
@@ -99,14 +104,16 @@ def test_behaviour_23_and_case_B14_pages_in_use_are_never_evicted() -> None:
     assert_right(*cluster.handles)
 
 
-def test_behaviour_24_and_case_C20_when_eviction_frees_too_little_requests_wait_and_the_worker_lives() -> None:
+@pytest.mark.behaviour("24", "C20")
+def test_when_eviction_frees_too_little_requests_wait_and_the_worker_lives() -> None:
     cluster = make_cluster(decode_pages=16, decode={"num_reserved_decode_tokens": 4})
     handles = [submit(cluster, prompt(30, first), 16) for first in range(6)]
     settle(cluster)
     assert_right(*handles)
 
 
-def test_behaviour_25_and_case_A13_twins_insert_one_copy_and_both_finish() -> None:
+@pytest.mark.behaviour("25", "A13")
+def test_twins_insert_one_copy_and_both_finish() -> None:
     cluster = make_cluster()
     twins = [submit(cluster, prompt(30), 24), submit(cluster, prompt(30), 24)]
     settle(cluster)
@@ -116,7 +123,8 @@ def test_behaviour_25_and_case_A13_twins_insert_one_copy_and_both_finish() -> No
 
 
 @pytest.mark.parametrize("by", ["length", "stop token"])
-def test_behaviour_26_and_case_I2_a_request_that_ends_with_its_first_token_takes_one_step(by: str) -> None:
+@pytest.mark.behaviour("26", "I2")
+def test_a_request_that_ends_with_its_first_token_takes_one_step(by: str) -> None:
     cluster = make_cluster()
     first_token = serve(cluster, prompt(40), 1).tokens[0]
     steps = cluster.load("decode-0")["steps"]
@@ -131,14 +139,16 @@ def test_behaviour_26_and_case_I2_a_request_that_ends_with_its_first_token_takes
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3])
-def test_case_I1_exactly_as_many_tokens_as_asked(num_tokens: int) -> None:
+@pytest.mark.behaviour("I1")
+def test_exactly_as_many_tokens_as_asked(num_tokens: int) -> None:
     handle = serve(make_cluster(), prompt(20), num_tokens)
     assert len(handle.tokens) == num_tokens
     assert handle.finished is not None
     assert handle.finished.finish_reason == "length"
 
 
-def test_case_I3_and_behaviour_58_minimum_lengths_and_ignored_stop_ids() -> None:
+@pytest.mark.behaviour("58", "I3")
+def test_minimum_lengths_and_ignored_stop_ids() -> None:
     cluster = make_cluster()
     plain = serve(cluster, prompt(20), 12)
     stops = tuple(plain.tokens[:2])
@@ -151,7 +161,8 @@ def test_case_I3_and_behaviour_58_minimum_lengths_and_ignored_stop_ids() -> None
     assert serve(cluster, prompt(20), 12).tokens == plain.tokens
 
 
-def test_case_I4_log_probabilities_are_one_per_token_also_after_a_hit() -> None:
+@pytest.mark.behaviour("I4")
+def test_log_probabilities_are_one_per_token_also_after_a_hit() -> None:
     cluster = make_cluster()
     for _ in range(2):
         handle = serve(cluster, prompt(30), 5, num_top_logprobs=3)
@@ -162,7 +173,8 @@ def test_case_I4_log_probabilities_are_one_per_token_also_after_a_hit() -> None:
 # ---- flush -----------------------------------------------------------------------------------------------------------
 
 
-def test_behaviour_27_an_idle_flush_empties_every_tree() -> None:
+@pytest.mark.behaviour("27")
+def test_an_idle_flush_empties_every_tree() -> None:
     cluster = make_cluster()
     serve(cluster, prompt(41))
     settle(cluster)
@@ -175,7 +187,8 @@ def test_behaviour_27_an_idle_flush_empties_every_tree() -> None:
 
 
 @pytest.mark.parametrize("when", ["waiting", "preparing", "running"])
-def test_behaviour_27_and_case_K7_a_flush_is_refused_in_every_state_of_a_request(when: str) -> None:
+@pytest.mark.behaviour("27", "K7")
+def test_a_flush_is_refused_in_every_state_of_a_request(when: str) -> None:
     cluster = make_cluster(decode_pages=20)
     if when == "waiting":
         submit(cluster, prompt(60, first=1), 12)
@@ -198,7 +211,8 @@ def pressed(cluster: SimCluster, num_requests: int = 4, num_tokens: int = 40) ->
 SMALL = {"decode_pages": 26, "decode": {"num_reserved_decode_tokens": 2}}
 
 
-def test_behaviour_28_and_case_G10_retracted_requests_resume_with_the_same_output() -> None:
+@pytest.mark.behaviour("28", "G8", "G10")
+def test_retracted_requests_resume_with_the_same_output() -> None:
     cluster = make_cluster(**SMALL)
     handles = pressed(cluster)
     settle(cluster)
@@ -206,7 +220,8 @@ def test_behaviour_28_and_case_G10_retracted_requests_resume_with_the_same_outpu
     assert sum(stats(handle).num_retractions for handle in handles) >= 2
 
 
-def test_case_B15_many_retractions_of_one_request_leave_no_lock() -> None:
+@pytest.mark.behaviour("B15")
+def test_many_retractions_of_one_request_leave_no_lock() -> None:
     cluster = make_cluster(decode_pages=26, decode={"num_reserved_decode_tokens": 0})
     handles = pressed(cluster, 6, 60)
     settle(cluster)
@@ -214,7 +229,8 @@ def test_case_B15_many_retractions_of_one_request_leave_no_lock() -> None:
     assert max(stats(handle).num_retractions for handle in handles) >= 2
 
 
-def test_behaviour_29_and_case_B4_a_retracted_request_that_is_cancelled_is_gone() -> None:
+@pytest.mark.behaviour("29", "B4")
+def test_a_retracted_request_that_is_cancelled_is_gone() -> None:
     cluster = make_cluster(**SMALL)
     handles = pressed(cluster)
     cluster.run_until(lambda: any(state(cluster, handle) == "retracted" for handle in handles))
@@ -225,14 +241,16 @@ def test_behaviour_29_and_case_B4_a_retracted_request_that_is_cancelled_is_gone(
     assert_right(*(handle for handle in handles if handle is not retracted))
 
 
-def test_behaviour_31_a_prompt_whose_own_prefix_fills_the_pool_is_admitted_by_reuse() -> None:
+@pytest.mark.behaviour("31")
+def test_a_prompt_whose_own_prefix_fills_the_pool_is_admitted_by_reuse() -> None:
     cluster = make_cluster(decode_pages=13)
     serve(cluster, prompt(41), 8)
     assert stats(serve(cluster, prompt(41), 8)).decode_prefix_len == 40
     settle(cluster)
 
 
-def test_behaviour_34_idle_after_traffic_nothing_leaks_and_all_is_well() -> None:
+@pytest.mark.behaviour("34")
+def test_idle_after_traffic_nothing_leaks_and_all_is_well() -> None:
     cluster = make_cluster()
     for first in range(8):
         submit(cluster, prompt(30, first))
@@ -243,7 +261,8 @@ def test_behaviour_34_idle_after_traffic_nothing_leaks_and_all_is_well() -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_behaviour_63_a_working_set_far_beyond_the_pool_is_served_under_constant_eviction(seed: int) -> None:
+@pytest.mark.behaviour("63")
+def test_a_working_set_far_beyond_the_pool_is_served_under_constant_eviction(seed: int) -> None:
     cluster = make_cluster(seed=seed, decode_pages=60, prefill_pages=60, decode={"max_queued_requests": 200})
     handles = [submit(cluster, prompt(24, group % 16) + prompt(6, group), 6) for group in range(128)]
     settle(cluster)
@@ -254,7 +273,8 @@ def test_behaviour_63_a_working_set_far_beyond_the_pool_is_served_under_constant
 
 
 @pytest.mark.parametrize("length", [5, 8, 9, 24, 25])
-def test_behaviour_69_and_70_a_hit_is_admitted_wherever_a_miss_is(length: int) -> None:
+@pytest.mark.behaviour("69", "70")
+def test_a_hit_is_admitted_wherever_a_miss_is(length: int) -> None:
     """The pool holds exactly one request: whoever was admitted cold is admitted again by reuse, alone or not."""
     num_pages = -(-(length + 8 - 1) // 4)
     cluster = make_cluster(decode_pages=num_pages)
@@ -264,7 +284,8 @@ def test_behaviour_69_and_70_a_hit_is_admitted_wherever_a_miss_is(length: int) -
     settle(cluster)
 
 
-def test_behaviour_71_and_72_a_pool_of_just_the_charged_pages_holds_the_request_and_one_page_less_refuses_it() -> None:
+@pytest.mark.behaviour("71", "72")
+def test_a_pool_of_just_the_charged_pages_holds_the_request_and_one_page_less_refuses_it() -> None:
     enough = make_cluster(page_size=16, decode_pages=3, prefill_pages=8, decode={"num_reserved_decode_tokens": 34})
     serve(enough, prompt(14), 35)
     settle(enough)
@@ -274,14 +295,16 @@ def test_behaviour_71_and_72_a_pool_of_just_the_charged_pages_holds_the_request_
     assert handle.error is ErrorCode.TOO_LONG
 
 
-def test_behaviour_77_many_prompts_admitted_in_one_pass_share_no_slot() -> None:
+@pytest.mark.behaviour("77")
+def test_many_prompts_admitted_in_one_pass_share_no_slot() -> None:
     cluster = make_cluster(decode_pages=200, prefill_pages=200)
     handles = [submit(cluster, prompt(17, first), 8) for first in range(16)]
     settle(cluster)
     assert_right(*handles)
 
 
-def test_behaviour_78_an_old_long_request_is_not_starved_by_short_ones() -> None:
+@pytest.mark.behaviour("78")
+def test_an_old_long_request_is_not_starved_by_short_ones() -> None:
     cluster = make_cluster(decode_pages=40)
     running = [submit(cluster, prompt(16, first), 30) for first in range(4)]
     cluster.run_for(0.1)
@@ -296,7 +319,8 @@ def test_behaviour_78_an_old_long_request_is_not_starved_by_short_ones() -> None
     assert_right(*running)
 
 
-def test_behaviour_79_a_twin_that_arrives_mid_transfer_waits_for_pages_that_have_landed() -> None:
+@pytest.mark.behaviour("79")
+def test_a_twin_that_arrives_mid_transfer_waits_for_pages_that_have_landed() -> None:
     cluster = make_cluster()
     cluster.inject_write_faults(inject_nth({0: Fault(delay_s=0.5)}))
     leader = submit(cluster, prompt(60))
@@ -310,7 +334,8 @@ def test_behaviour_79_a_twin_that_arrives_mid_transfer_waits_for_pages_that_have
 
 
 @pytest.mark.parametrize("end", ["cancelled", "killed", "failed"])
-def test_behaviour_79_a_leader_that_fails_does_not_poison_its_followers(end: str) -> None:
+@pytest.mark.behaviour("79")
+def test_a_leader_that_fails_does_not_poison_its_followers(end: str) -> None:
     cluster = make_cluster(timing={"restart_s": 0.1})
     cluster.inject_write_faults(inject_nth({1: Fault(fails=True)} if end == "failed" else {1: Fault(delay_s=0.5)}))
     leader = submit(cluster, prompt(60))
@@ -329,7 +354,8 @@ def test_behaviour_79_a_leader_that_fails_does_not_poison_its_followers(end: str
 
 
 @pytest.mark.parametrize(("length", "fits"), [(247, True), (248, True), (249, False), (400, False)])
-def test_case_G1_a_request_beyond_the_context_is_refused_before_any_page_moves(length: int, fits: bool) -> None:
+@pytest.mark.behaviour("51", "G1")
+def test_a_request_beyond_the_context_is_refused_before_any_page_moves(length: int, fits: bool) -> None:
     cluster = make_cluster(decode_pages=80, prefill_pages=80)
     handle = submit(cluster, prompt(length), 8)
     cluster.finish()
@@ -338,13 +364,15 @@ def test_case_G1_a_request_beyond_the_context_is_refused_before_any_page_moves(l
     assert fits or cluster.load("prefill-0").get("pages_posted", 0) == 0
 
 
-def test_case_G1_a_prompt_that_no_prefill_worker_can_hold_is_computed_by_the_decode_worker() -> None:
+@pytest.mark.behaviour("G1")
+def test_a_prompt_that_no_prefill_worker_can_hold_is_computed_by_the_decode_worker() -> None:
     cluster = make_cluster(prefill={"capacity_tokens": 50})
     handle = serve(cluster, prompt(120))
     assert pages_moved(cluster, handle) == 0
 
 
-def test_case_G2_and_G3_outputs_ten_times_longer_than_reserved_make_progress_every_second() -> None:
+@pytest.mark.behaviour("G2", "G3")
+def test_outputs_ten_times_longer_than_reserved_make_progress_every_second() -> None:
     cluster = make_cluster(decode_pages=60, decode={"num_reserved_decode_tokens": 8})
     handles = [submit(cluster, prompt(20, first), 80) for first in range(12)]
     seen = 0
@@ -357,7 +385,8 @@ def test_case_G2_and_G3_outputs_ten_times_longer_than_reserved_make_progress_eve
     settle(cluster)
 
 
-def test_case_G5_room_for_two_and_twenty_at_a_time() -> None:
+@pytest.mark.behaviour("G5")
+def test_room_for_two_and_twenty_at_a_time() -> None:
     cluster = make_cluster(decode_pages=20, prefill_pages=20)
     for batch in range(10):
         for first in range(20):
@@ -381,12 +410,14 @@ def worst_ttft(num_long: int) -> float:
     return sorted(handle.ttft_s or 0.0 for handle in short)[-1]
 
 
-def test_case_G6_long_prompts_do_not_keep_short_ones_out() -> None:
+@pytest.mark.behaviour("G6")
+def test_long_prompts_do_not_keep_short_ones_out() -> None:
     """Most of each prefill step is theirs, and pages are not leased for long prompts that have to wait for another."""
     assert worst_ttft(4) <= 3 * worst_ttft(0)
 
 
-def test_case_G7_a_lone_request_that_outgrows_the_pool_ends_alone_with_a_typed_error() -> None:
+@pytest.mark.behaviour("G7")
+def test_a_lone_request_that_outgrows_the_pool_ends_alone_with_a_typed_error() -> None:
     cluster = make_cluster(decode_pages=20)
     alone = submit(cluster, prompt(40), 100)
     other = submit(cluster, prompt(12, first=1), 8)
@@ -395,7 +426,8 @@ def test_case_G7_a_lone_request_that_outgrows_the_pool_ends_alone_with_a_typed_e
     assert_right(other)
 
 
-def test_case_G12_a_request_whose_kv_arrives_when_the_pool_is_exactly_full_waits_with_its_state() -> None:
+@pytest.mark.behaviour("G12")
+def test_a_request_whose_kv_arrives_when_the_pool_is_exactly_full_waits_with_its_state() -> None:
     cluster = make_cluster(decode_pages=21, decode={"num_reserved_decode_tokens": 0})
     old = submit(cluster, prompt(40), 30)
     cluster.run_until(lambda: state(cluster, old) == "running")
@@ -406,13 +438,15 @@ def test_case_G12_a_request_whose_kv_arrives_when_the_pool_is_exactly_full_waits
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 15, 16, 17, 53])
 @pytest.mark.parametrize("num_prefill", [0, 1])
-def test_case_G16_every_prompt_length_around_page_and_chunk(length: int, num_prefill: int) -> None:
+@pytest.mark.behaviour("G16")
+def test_every_prompt_length_around_page_and_chunk(length: int, num_prefill: int) -> None:
     cluster = make_cluster(num_prefill=num_prefill)
     serve(cluster, prompt(length))
     settle(cluster)
 
 
-def test_case_G16_an_empty_prompt_is_refused() -> None:
+@pytest.mark.behaviour("G16")
+def test_an_empty_prompt_is_refused() -> None:
     cluster = make_cluster()
     handle = submit(cluster, [])
     cluster.finish()
@@ -422,7 +456,8 @@ def test_case_G16_an_empty_prompt_is_refused() -> None:
 # ---- siblings --------------------------------------------------------------------------------------------------------
 
 
-def test_case_I5_four_choices_survive_a_failed_transfer_and_prefill_the_prompt_once() -> None:
+@pytest.mark.behaviour("I5")
+def test_four_choices_survive_a_failed_transfer_and_prefill_the_prompt_once() -> None:
     cluster = make_cluster()
     cluster.inject_write_faults(inject_nth({1: Fault(fails=True)}))
     siblings = [submit(cluster, prompt(60), ref=ChoiceRef("n", choice)) for choice in range(4)]
@@ -432,7 +467,8 @@ def test_case_I5_four_choices_survive_a_failed_transfer_and_prefill_the_prompt_o
     assert load["tokens_computed"] <= 59 + 59
 
 
-def test_case_I5_four_choices_move_the_shared_prompt_once() -> None:
+@pytest.mark.behaviour("I5")
+def test_four_choices_move_the_shared_prompt_once() -> None:
     cluster = make_cluster()
     siblings = [submit(cluster, prompt(60), ref=ChoiceRef("n", choice)) for choice in range(4)]
     settle(cluster)

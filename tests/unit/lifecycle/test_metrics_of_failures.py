@@ -42,7 +42,8 @@ class Watch:
         self.num_looks += 1
 
 
-def test_case_M6_a_history_of_failures_can_be_scraped_and_logged_at_every_moment(
+@pytest.mark.behaviour("M6")
+def test_a_history_of_failures_can_be_scraped_and_logged_at_every_moment(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

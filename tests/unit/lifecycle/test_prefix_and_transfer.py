@@ -17,7 +17,8 @@ POOLS = {"prefill_pages": 400, "decode_pages": 400}
 
 
 @PAGE_SIZES
-def test_behaviour_1_a_cold_prompt_moves_every_page_and_is_cached_with_its_output(p: int) -> None:
+@pytest.mark.behaviour("1")
+def test_a_cold_prompt_moves_every_page_and_is_cached_with_its_output(p: int) -> None:
     cluster = make_cluster(page_size=p, **POOLS)
     cold = serve(cluster, prompt(10 * p + 3), 6)
     assert pages_moved(cluster, cold) == -(-(10 * p + 2) // p)
@@ -27,7 +28,8 @@ def test_behaviour_1_a_cold_prompt_moves_every_page_and_is_cached_with_its_outpu
 
 
 @PAGE_SIZES
-def test_behaviour_2_and_case_C7_the_same_prompt_again_moves_at_most_its_partial_page(p: int) -> None:
+@pytest.mark.behaviour("2", "C7")
+def test_the_same_prompt_again_moves_at_most_its_partial_page(p: int) -> None:
     cluster = make_cluster(page_size=p, **POOLS)
     first, again = serve(cluster, prompt(10 * p + 3)), serve(cluster, prompt(10 * p + 3))
     assert first.tokens == again.tokens
@@ -37,7 +39,8 @@ def test_behaviour_2_and_case_C7_the_same_prompt_again_moves_at_most_its_partial
 
 
 @PAGE_SIZES
-def test_behaviour_3_whole_pages_repeated_hit_all_but_the_last_and_one_more_token_moves_nothing(p: int) -> None:
+@pytest.mark.behaviour("3")
+def test_whole_pages_repeated_hit_all_but_the_last_and_one_more_token_moves_nothing(p: int) -> None:
     cluster = make_cluster(page_size=p, **POOLS)
     serve(cluster, prompt(10 * p))
     again = serve(cluster, prompt(10 * p))
@@ -50,7 +53,8 @@ def test_behaviour_3_whole_pages_repeated_hit_all_but_the_last_and_one_more_toke
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_behaviour_4_a_prompt_below_a_page_never_hits(length: int) -> None:
+@pytest.mark.behaviour("4")
+def test_a_prompt_below_a_page_never_hits(length: int) -> None:
     cluster = make_cluster(page_size=4)
     for _ in range(3):
         short = serve(cluster, prompt(length), 1)
@@ -62,7 +66,8 @@ def test_behaviour_4_a_prompt_below_a_page_never_hits(length: int) -> None:
 
 @PAGE_SIZES
 @pytest.mark.parametrize("extra", [0, 1, 3])
-def test_behaviour_5_and_6_a_hit_is_floored_to_whole_pages(p: int, extra: int) -> None:
+@pytest.mark.behaviour("5", "6")
+def test_a_hit_is_floored_to_whole_pages(p: int, extra: int) -> None:
     cluster = make_cluster(page_size=p, **POOLS)
     shared = prompt(3 * p + min(extra, p - 1))
     serve(cluster, [*shared, 91, 92, 93])
@@ -71,7 +76,8 @@ def test_behaviour_5_and_6_a_hit_is_floored_to_whole_pages(p: int, extra: int) -
 
 
 @PAGE_SIZES
-def test_behaviour_7_and_case_C13_a_conversation_hits_prompt_and_output_of_the_turns_before(p: int) -> None:
+@pytest.mark.behaviour("7", "C13")
+def test_a_conversation_hits_prompt_and_output_of_the_turns_before(p: int) -> None:
     cluster = make_cluster(page_size=p, **POOLS)
     tokens: list[int] = []
     held = 0
@@ -84,7 +90,8 @@ def test_behaviour_7_and_case_C13_a_conversation_hits_prompt_and_output_of_the_t
         held = len(tokens) - 1
 
 
-def test_behaviour_8_and_case_C10_a_decode_hit_longer_than_prefills_moves_only_the_delta() -> None:
+@pytest.mark.behaviour("8", "C10")
+def test_a_decode_hit_longer_than_prefills_moves_only_the_delta() -> None:
     cluster = make_cluster()
     serve(cluster, prompt(60))
     cluster.kill("prefill-0")
@@ -97,7 +104,8 @@ def test_behaviour_8_and_case_C10_a_decode_hit_longer_than_prefills_moves_only_t
     assert cluster.load("prefill-0")["recomputed_tokens"] == 60
 
 
-def test_behaviour_9_a_prefill_hit_longer_than_decodes_moves_from_decodes_hit_on() -> None:
+@pytest.mark.behaviour("9")
+def test_a_prefill_hit_longer_than_decodes_moves_from_decodes_hit_on() -> None:
     cluster = make_cluster()
     serve(cluster, prompt(20))
     serve(cluster, prompt(60))
@@ -114,7 +122,8 @@ def test_behaviour_9_a_prefill_hit_longer_than_decodes_moves_from_decodes_hit_on
 
 @pytest.mark.parametrize("held", [0, 8, 10, 16, 24, 40])
 @pytest.mark.parametrize("chunk", [5, 8, 16])
-def test_behaviour_10_and_11_pages_sent_add_up_wherever_the_hit_falls_within_a_chunk(held: int, chunk: int) -> None:
+@pytest.mark.behaviour("10", "11")
+def test_pages_sent_add_up_wherever_the_hit_falls_within_a_chunk(held: int, chunk: int) -> None:
     cluster = make_cluster(prefill={"chunked_prefill_size": chunk})
     if held:
         serve(cluster, prompt(held), 1)
@@ -123,7 +132,8 @@ def test_behaviour_10_and_11_pages_sent_add_up_wherever_the_hit_falls_within_a_c
     assert pages_moved(cluster, whole) == -(-(44 - stats(whole).decode_prefix_len) // 4)
 
 
-def test_behaviour_14_and_case_K2_K3_K8_other_salts_and_adapters_share_nothing_on_either_side() -> None:
+@pytest.mark.behaviour("14", "K2", "K3", "K8")
+def test_other_salts_and_adapters_share_nothing_on_either_side() -> None:
     cluster = make_cluster()
     names = [cache_namespace(), cache_namespace(tenant_salt=b"a"), cache_namespace("a"), cache_namespace("b")]
     for name in names:
@@ -134,7 +144,8 @@ def test_behaviour_14_and_case_K2_K3_K8_other_salts_and_adapters_share_nothing_o
     settle(cluster)
 
 
-def test_case_K4_decode_and_prefill_match_under_the_same_name() -> None:
+@pytest.mark.behaviour("K4")
+def test_decode_and_prefill_match_under_the_same_name() -> None:
     cluster = make_cluster()
     name = cache_namespace(tenant_salt=b"a")
     serve(cluster, prompt(41), namespace=name)
@@ -149,26 +160,30 @@ def turns() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("local", [0, 4])
-def test_behaviour_15_cached_tokens_never_exceed_the_prompt(local: int) -> None:
+@pytest.mark.behaviour("15")
+def test_cached_tokens_never_exceed_the_prompt(local: int) -> None:
     cluster = make_cluster(decode={"local_prefill_tokens": local})
     for tokens in [*turns(), *turns()]:
         answer = serve(cluster, tokens)
         assert 0 <= stats(answer).cached_tokens < len(tokens)
 
 
-def test_behaviour_16_and_case_C1_the_delta_lands_behind_the_prefix() -> None:
+@pytest.mark.behaviour("16", "C1")
+def test_the_delta_lands_behind_the_prefix() -> None:
     """The executor checks every position of every page that a row reads."""
     cluster = make_cluster(page_size=16, prefill_pages=40, decode_pages=40)
     serve(cluster, prompt(32))
     assert stats(serve(cluster, prompt(102))).decode_prefix_len == 32
 
 
-def test_case_C4_a_prompt_of_whole_pages_and_one_token_needs_no_block_that_prefill_lacks() -> None:
+@pytest.mark.behaviour("C4")
+def test_a_prompt_of_whole_pages_and_one_token_needs_no_block_that_prefill_lacks() -> None:
     cluster = make_cluster()
     assert pages_moved(cluster, serve(cluster, prompt(17))) == 4
 
 
-def test_behaviour_32_and_case_M1_warm_up_requests_are_never_cached_not_even_while_they_run() -> None:
+@pytest.mark.behaviour("32", "M1")
+def test_warm_up_requests_are_never_cached_not_even_while_they_run() -> None:
     cluster = make_cluster()
     warm_up = submit(cluster, prompt(41), 8, cacheable=False)
     cluster.run_for(0.02)
@@ -182,7 +197,8 @@ def test_behaviour_32_and_case_M1_warm_up_requests_are_never_cached_not_even_whi
     assert pages(cluster).cached == (41 + 8 - 1) // 4
 
 
-def test_behaviour_62_output_is_the_same_with_the_cache_without_it_and_without_prefill_workers() -> None:
+@pytest.mark.behaviour("62")
+def test_output_is_the_same_with_the_cache_without_it_and_without_prefill_workers() -> None:
     split, unified = make_cluster(), make_cluster(num_prefill=0)
     local = make_cluster(decode={"local_prefill_tokens": 4})
     for tokens in [*turns(), *turns()]:
@@ -194,7 +210,8 @@ def test_behaviour_62_output_is_the_same_with_the_cache_without_it_and_without_p
     assert "calls" in split.load("prefill-0")
 
 
-def test_case_C11_both_sides_remember_a_prompt_and_count_its_hits_once() -> None:
+@pytest.mark.behaviour("C11")
+def test_both_sides_remember_a_prompt_and_count_its_hits_once() -> None:
     cluster = make_cluster(num_decode=2)
     for choice in range(3):
         serve(cluster, prompt(200), 1, ref=ChoiceRef(f"x{choice}"))

@@ -23,7 +23,8 @@ def probe(said_by_victim: list[int], spy: Tenant, *, at_once: bool) -> tuple[Han
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_case_O8_a_probe_of_anothers_prompt_is_answered_as_if_nobody_had_sent_it(at_once: bool) -> None:
+@pytest.mark.behaviour("O8")
+def test_a_probe_of_anothers_prompt_is_answered_as_if_nobody_had_sent_it(at_once: bool) -> None:
     held, held_times = probe(ASKED, SPY, at_once=at_once)
     fresh, fresh_times = probe(OTHER, SPY, at_once=at_once)
     assert stats(held).cached_tokens == stats(fresh).cached_tokens == 0
@@ -31,7 +32,8 @@ def test_case_O8_a_probe_of_anothers_prompt_is_answered_as_if_nobody_had_sent_it
     assert held_times == fresh_times
 
 
-def test_case_O8_the_tenant_itself_does_hit_and_sooner() -> None:
+@pytest.mark.behaviour("O8")
+def test_the_tenant_itself_does_hit_and_sooner() -> None:
     """Without this, the test above would pass with every cache off."""
     held, held_times = probe(ASKED, VICTIM, at_once=False)
     fresh, fresh_times = probe(OTHER, VICTIM, at_once=False)

@@ -13,7 +13,8 @@ WRITES = 7
 
 @pytest.mark.parametrize("fault", [Fault(fails=True), Fault(refused=True), Fault(num_notices=0)], ids=str)
 @pytest.mark.parametrize("nth", range(WRITES))
-def test_case_I5_four_choices_come_whole_whichever_of_their_transfers_fails(nth: int, fault: Fault) -> None:
+@pytest.mark.behaviour("I5")
+def test_four_choices_come_whole_whichever_of_their_transfers_fails(nth: int, fault: Fault) -> None:
     cluster = make_cluster()
     cluster.inject_write_faults(inject_nth({nth: fault}))
     sampling = SamplingParams(temperature=1.0, seed=9)

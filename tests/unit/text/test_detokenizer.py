@@ -168,6 +168,7 @@ def test_logprobs_show_a_piece_with_its_space_and_a_byte_as_itself():
     assert metaspace().token_bytes(metaspace()._backend.token_to_id("▁fox")) == b" fox"
 
 
+@pytest.mark.behaviour("I11")
 def test_an_emoji_split_over_four_tokens_arrives_whole_with_its_last_byte():
     ids = [next(i for i in range(380) if byte_level().token_bytes(i) == bytes([byte])) for byte in "🦊".encode()]
     assert stream(make_detokenizer(byte_level()), ids) == ["", "", "", "🦊", ""]

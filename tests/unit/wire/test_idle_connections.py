@@ -81,7 +81,8 @@ def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
     made.destroy(linger=0)
 
 
-def test_case_E16_the_first_message_after_an_idle_connection_was_forgotten_arrives(
+@pytest.mark.behaviour("E16")
+def test_the_first_message_after_an_idle_connection_was_forgotten_arrives(
     context: "zmq.Context[zmq.Socket[bytes]]",
 ) -> None:
     wiring = Wiring(context, LIMITS)

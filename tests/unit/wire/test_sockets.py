@@ -163,6 +163,7 @@ def rebound(wiring: Wiring, address: str) -> Router:
     raise AssertionError(f"{address} stayed taken")
 
 
+@pytest.mark.behaviour("M3")
 def test_malformed_frames_are_counted_and_the_peer_stays(wiring: Wiring) -> None:
     router, dealer = pair(wiring)
     dealer.socket.send_multipart([b"garbage"])

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, BatchOutput, Row
 from headstart.core.messages import Drain, Flush, Message, WorkerLoad
@@ -123,7 +125,8 @@ def test_nothing_is_scheduled_while_a_step_is_in_flight() -> None:
     assert world.log == ["advance"]
 
 
-def test_case_M2_a_step_that_never_ends_ages_the_loop_although_it_comes_round_and_a_long_one_does_not() -> None:
+@pytest.mark.behaviour("M2")
+def test_a_step_that_never_ends_ages_the_loop_although_it_comes_round_and_a_long_one_does_not() -> None:
     world = World(batches=[step(1)])
     health = LoopHealth(0.0)
     loop = WorkerLoop(LoopParts(world, Wire(world), Device(world), world, world, health, False))
