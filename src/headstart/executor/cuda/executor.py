@@ -21,6 +21,7 @@ from headstart.core.batch import Batch, BatchOutput, Row, SampleSpec
 from headstart.core.errors import HeadstartError, InvariantError, WorkerError
 from headstart.core.layout import PoolRegion, pages_for
 from headstart.core.request import SamplingParams
+from headstart.executor.cuda.errors import worker_error
 from headstart.executor.cuda.marks import Mark
 from headstart.executor.cuda.outputs import output_of
 from headstart.executor.cuda.steps import LaunchedStep, StepLauncher
@@ -100,7 +101,7 @@ class CudaExecutor:
             with torch.inference_mode():
                 for size in self._launcher.captures():
                     self._launcher.graphs.capture(size)
-            for step_id, batch in enumerate(_warm_up_batches(self.pool)):
+            for step_id, batch in enumerate(_warm_up_batches(self.pool, self._launcher.max_pages)):
                 self._run(Batch(-1 - step_id, batch))
         except WorkerError:
             raise
@@ -130,22 +131,12 @@ class CudaExecutor:
         return self._failure
 
 
-def worker_error(error: BaseException, what: str) -> WorkerError:
-    """The vendor's exception as ours, in one line that says what can be done."""
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return WorkerError(
-            f"out of GPU memory in {what}; lower --mem-fraction-static, --chunked-prefill-size or --cuda-graph-max-bs"
-        )
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return WorkerError(f"the GPU failed in {what}: {type(error).__name__}: {first_line}")
-
-
-def _warm_up_batches(pool: KVPool) -> list[tuple[Row, ...]]:
+def _warm_up_batches(pool: KVPool, max_pages: int) -> list[tuple[Row, ...]]:
     """Chunks without and with a cached prefix, alone and beside a decode row, drawn from in both ways."""
     page_size, room = pool.layout.page_size, pool.num_pages * pool.layout.page_size
     batches = []
     for num_tokens in WARM_UP_TOKENS:
-        if 2 * num_tokens + page_size > room:
+        if 2 * num_tokens + page_size > room or pages_for(2 * num_tokens, page_size) > max_pages:
             break
         pages = int32_array(np.arange(pages_for(2 * num_tokens, page_size)))
         other = int32_array([len(pages)])

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from headstart.core.batch import Batch, Row
 from headstart.core.errors import InvariantError
 from headstart.executor.cuda.attention import CardAttention, ChunkPlanner, MixedAttention
 from headstart.executor.cuda.chunks import MAX_SAMPLED, ChunkBuffers, PackedChunks
-from headstart.executor.cuda.columns import KV_LEN
+from headstart.executor.cuda.columns import KV_LEN, SOURCE, TOKEN
 from headstart.executor.cuda.decode_rows import DecodeRows
 from headstart.executor.cuda.graphs import CHUNK_SIZES, StepGraphs, StepResult, StepSize, fitting, mixed_sizes
 from headstart.executor.cuda.marks import Mark, new_mark
-from headstart.executor.cuda.positions import Position, positions_of, write_columns
+from headstart.executor.cuda.positions import Position, names_unknown_token, positions_of, write_columns
 from headstart.executor.cuda.sampling import BatchSampler, FetchedLogprobs
 from headstart.executor.cuda.staging import Outbox, StepStaging
 from headstart.executor.cuda.upload import to_device
@@ -45,6 +46,7 @@ class LaunchedStep:
 
     batch: Batch
     positions: list[Position]
+    apart: frozenset[int]  # places whose parameters ask for more than a draw
     drawn: torch.Tensor  # int64 [2, places]: token ids, and whether they are fine
     logprobs: FetchedLogprobs | None
     began: Mark
@@ -80,6 +82,7 @@ class StepLauncher:
         self._model = model
         self._card = card
         self._sizes = sizes
+        self.max_pages = bounds.max_pages
         self._staging = StepStaging(max_places, device)
         self._outbox = Outbox(max_places, device.type == "cuda")
         self._rows = DecodeRows(card, bounds.max_rows, bounds.max_pages)
@@ -93,10 +96,10 @@ class StepLauncher:
     def launch(self, batch: Batch) -> LaunchedStep:
         began, ended = new_mark(self._card.device), new_mark(self._card.device)
         began.record()
-        positions, logprobs = self._run(batch) if batch.rows else ([], None)
+        positions, apart, logprobs = self._run(batch) if batch.rows else ([], frozenset[int](), None)
         drawn = self._outbox.fetch(self.sampler.drawn)
         ended.record()
-        return LaunchedStep(batch, positions, drawn, logprobs, began, ended)
+        return LaunchedStep(batch, positions, apart, drawn, logprobs, began, ended)
 
     def captures(self) -> list[StepSize]:
         """Every step that may be captured, the largest first."""
@@ -109,7 +112,7 @@ class StepLauncher:
         ]
         return mixed + [StepSize(num_rows, tile) for num_rows in reversed(self._sizes) for tile in tiles(num_rows)]
 
-    def _run(self, batch: Batch) -> tuple[list[Position], FetchedLogprobs | None]:
+    def _run(self, batch: Batch) -> tuple[list[Position], frozenset[int], FetchedLogprobs | None]:
         rows = self._sorted(batch)
         slots = self._rows.assign(rows.decode)
         positions = [
@@ -125,8 +128,9 @@ class StepLauncher:
             result = self.graphs.run(StepSize(rows.size[0], tile_rows, rows.size[1]))
         else:
             result = self._run_eagerly(rows, tile_rows)
-        logprobs = self.sampler.draw_apart(result.logits, result.inputs, apart) if apart else None
-        return positions, logprobs
+        drawable = [one for one in apart if not names_unknown_token(one.spec, self.sampler.vocab_size)]
+        logprobs = self.sampler.draw_apart(result.logits, result.inputs, drawable) if drawable else None
+        return positions, frozenset(one.place for one in apart), logprobs
 
     def _sorted(self, batch: Batch) -> _Rows:
         """Choose how the step runs; uploads its chunks if they are part of a graph."""
@@ -145,24 +149,29 @@ class StepLauncher:
 
     def _stage(self, batch: Batch, rows: _Rows, slots: list[int], positions: list[Position]) -> list[Position]:
         """Upload the step block. -> positions that are drawn apart."""
-        last_step, places = self._last
         if rows.num_places > len(self._staging.block):
             raise InvariantError(f"step {batch.step_id} draws at more than {CHUNK_PLACES} positions of chunks")
-        inputs = []
-        for row in rows.decode:
-            pending = row.pending
-            if pending is None:
-                inputs.append((int(row.tokens[0]), -1, row.start + 1))
-            elif pending.step_id == last_step and pending.row_id in places:
-                inputs.append((0, places[pending.row_id], row.start + 1))
-            else:
-                raise InvariantError(f"row {row.row_id} waits for row {pending.row_id} of step {pending.step_id}")
         with self._staging.filled(rows.num_places) as block:
-            if inputs:
-                block[slots, : KV_LEN + 1] = inputs
-            apart = write_columns(block, positions, self.sampler.kinds, self.sampler.vocab_size)
+            if slots:
+                self._write_inputs(block, rows.decode, slots)
+            apart = write_columns(block, positions, self.sampler.kinds)
         self._last = (batch.step_id, {position.row.row_id: position.place for position in positions})
         return apart
+
+    def _write_inputs(self, block: NDArray[np.int64], decode: Sequence[Row], slots: list[int]) -> None:
+        """What decode rows are given: tokens, or places among the tokens of the step before."""
+        last_step, places = self._last
+        sources = [-1 if row.pending is None else places.get(row.pending.row_id, -2) for row in decode]
+        for row, source in zip(decode, sources, strict=True):
+            if source == -2 or (row.pending is not None and row.pending.step_id != last_step):
+                assert row.pending is not None
+                raise InvariantError(
+                    f"row {row.row_id} waits for row {row.pending.row_id} of step {row.pending.step_id}"
+                )
+        at = np.array(slots)
+        block[at, SOURCE] = sources
+        block[at, KV_LEN] = [row.start + 1 for row in decode]
+        block[at, TOKEN] = [0 if row.pending is not None else int(row.tokens[0]) for row in decode]
 
     def _captured(self, size: StepSize) -> StepResult:
         """The body of a graph."""
