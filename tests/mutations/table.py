@@ -139,8 +139,8 @@ MUTATIONS = (
     Mutation(
         "digest check: a damaged range is no longer its writer's",
         "scheduler/decode/prefill_client.py",
-        "        board.calls.cancel(call)\n        board.stirred = True",
-        "        board.calls.close(call)\n        board.stirred = True",
+        "        self._tickets.cancel(ticket)\n        self._queues.request_admission()",
+        "        self._tickets.close(ticket)\n        self._queues.request_admission()",
         ("tests/unit/scheduler/test_verified_transfers.py", "tests/chaos/test_damaged_pages.py"),
     ),
     Mutation(
