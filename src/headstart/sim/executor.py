@@ -19,7 +19,7 @@ from headstart.core.batch import Batch, BatchOutput, Row, Sampled, SampleSpec
 from headstart.core.clock import Clock
 from headstart.core.layout import pages_for
 from headstart.sim.cost import StepCost, shape_of
-from headstart.sim.kv_fingerprints import Context, ContextBook, Fingerprints, next_token
+from headstart.sim.kv_fingerprints import ComputedContext, ContextBook, Fingerprints, next_token
 from headstart.sim.steps_in_flight import StepsInFlight
 
 Slots = NDArray[np.int64]
@@ -41,8 +41,8 @@ class _RowWork:
     """A row, the context it reads and the one it makes, and where that one's new fingerprints go."""
 
     row: Row
-    before: Context | None
-    after: Context
+    before: ComputedContext | None
+    after: ComputedContext
     slots: Slots
     sampled: Sampled | None
 
@@ -141,7 +141,7 @@ class FakeExecutor:
         assert found, "a row waits for a token of a step that is not in flight"
         return int32_array((found[0].drawn(row.pending.row_id),))
 
-    def _read(self, row: Row) -> Context | None:
+    def _read(self, row: Row) -> ComputedContext | None:
         """The context in the pages before `row.start`, which must be one that somebody computed, from its beginning."""
         if row.start == 0:
             return None
@@ -173,7 +173,7 @@ class FakeExecutor:
         slots: Slots = row.pages[:num_pages, None].astype(np.int64) * page_size + np.arange(page_size)
         return slots.reshape(-1)[start:stop]
 
-    def _sample(self, row: Row, tokens: Int32Array, after: Context) -> Sampled:
+    def _sample(self, row: Row, tokens: Int32Array, after: ComputedContext) -> Sampled:
         """Draw behind the last token that is no draft, and behind each draft for as long as drafts are what was drawn."""
         spec, num_known = row.sample, len(after.fingerprints) - row.num_drafts
         assert spec is not None

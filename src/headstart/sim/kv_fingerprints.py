@@ -35,7 +35,7 @@ def chain(fingerprint: int, value: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Context:
+class ComputedContext:
     """A sequence up to some position: its tokens as int32 bytes, and the fingerprint of each of its positions."""
 
     tokens: bytes
@@ -50,7 +50,9 @@ class ContextBook:
     """Every context that was ever computed, by its last fingerprint: what a page claims to hold can be looked up."""
 
     def __init__(self) -> None:
-        self._found_in: dict[int, tuple[Context, int]] = {}  # fingerprint -> (a context with it, its position + 1)
+        self._found_in: dict[
+            int, tuple[ComputedContext, int]
+        ] = {}  # fingerprint -> (a context with it, its position + 1)
         self._roots: dict[bytes, int] = {}
 
     def root(self, namespace: bytes) -> int:
@@ -59,14 +61,14 @@ class ContextBook:
             self._roots[namespace] = int.from_bytes(hashlib.sha256(b"root" + namespace).digest()[:8], "little")
         return self._roots[namespace]
 
-    def find(self, fingerprint: int) -> Context | None:
+    def find(self, fingerprint: int) -> ComputedContext | None:
         """The context that ends with this fingerprint."""
         if (found := self._found_in.get(fingerprint)) is None:
             return None
         context, length = found
-        return Context(context.tokens[: 4 * length], context.fingerprints[:length])
+        return ComputedContext(context.tokens[: 4 * length], context.fingerprints[:length])
 
-    def extend(self, before: Context | None, namespace: bytes, tokens: Int32Array) -> Context:
+    def extend(self, before: ComputedContext | None, namespace: bytes, tokens: Int32Array) -> ComputedContext:
         """The context of `before`'s tokens followed by `tokens` (at least one)."""
         fingerprint = self.root(namespace) if before is None else before.last
         new = []
@@ -77,7 +79,7 @@ class ContextBook:
         raw = tokens.astype("<i4", copy=False).tobytes()
         if before is not None:
             fingerprints, raw = np.concatenate((before.fingerprints, fingerprints)), before.tokens + raw
-        context = Context(raw, fingerprints)
+        context = ComputedContext(raw, fingerprints)
         for length, made in enumerate(new, start=len(fingerprints) - len(new) + 1):
             self._found_in.setdefault(made, (context, length))
         return context
