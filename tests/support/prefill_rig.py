@@ -91,8 +91,8 @@ class Caller:
 
     def holds(self, message: Prefill) -> bool:
         """Whether the target pages hold exactly the KV that was asked for."""
-        marks = ContextBook().extend(None, message.namespace, message.tokens).marks[message.start :]
-        return np.array_equal(self.pool[message.dst_pages].reshape(-1)[: len(marks)], marks)
+        expected = ContextBook().extend(None, message.namespace, message.tokens).fingerprints[message.start :]
+        return np.array_equal(self.pool[message.dst_pages].reshape(-1)[: len(expected)], expected)
 
 
 class Rig:
