@@ -42,7 +42,7 @@ from headstart.config.errors import ConfigError
 from headstart.plan.calibrate import Calibration, calibrate
 from headstart.plan.cost import save_model
 from headstart.plan.deployment import Deployment as Simulated
-from headstart.plan.deployment import Hardware, world_spec
+from headstart.plan.deployment import Hardware, cluster_spec
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
 from headstart.plan.simulate import simulated_row
 from headstart.sim.replay import replay
@@ -120,7 +120,9 @@ def predicted(load: Load, seed: int, found: Calibration) -> Row:
         limits=LimitOptions(chunked_prefill_size=CHUNK, local_prefill_tokens=LOCAL),
     )
     hardware = Hardware(found.costs, POOL_TOKENS, found.context_len)
-    return simulated_row(plan_of(load, seed), Simulated(found.costs, world_spec(hardware, options)), load.name, SOURCE)
+    return simulated_row(
+        plan_of(load, seed), Simulated(found.costs, cluster_spec(hardware, options)), load.name, SOURCE
+    )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from headstart.model.refusals import refuse_unservable
 from headstart.model.refused import ModelRefused
 from headstart.model.source import WeightSource
 from tests.models.tiny import VOCAB, class_name, model_types, tiny_config, write_config, write_weights
-from tests.unit.executor.world import NOISE, Sequence_, World
+from tests.support.executors import NOISE, Sequence_, World
 
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
 NUM_TOKENS = 5

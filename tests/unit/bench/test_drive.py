@@ -8,8 +8,7 @@ import pytest
 from headstart.bench.drive import Pace, play
 from headstart.bench.errors import BenchError
 from headstart.bench.workload import Length, MultiTurn, NoReuse, Piece, Session, Turn
-
-from .world import SOURCE, Server, VirtualTime, stage
+from tests.support.bench_targets import SOURCE, Server, VirtualTime, stage
 
 
 def played(sessions, pace=None, **options):

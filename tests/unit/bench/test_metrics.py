@@ -8,8 +8,7 @@ from headstart.bench.measure import refuse_untrue
 from headstart.bench.metrics import curve, peak_concurrency, peak_tokens_per_s, spread, summarize
 from headstart.bench.possible import impossible
 from headstart.bench.records import Answer, Asked, Record
-
-from .world import record
+from tests.support.bench_targets import record
 
 
 def test_times_of_one_request():

@@ -94,6 +94,7 @@ def test_min_p_is_relative_to_the_most_likely() -> None:
     assert set(drawn(row, min_p=0.25)) == {0, 1, 2}
 
 
+@pytest.mark.behaviour("58")
 def test_presence_and_frequency_count_outputs_only() -> None:
     row = torch.tensor([[2.0, 1.9, 1.0, 0.0]])
     greedy = {"temperature": 0.0, "context": int32_array([0, 1, 1]), "prompt_len": 1}
@@ -103,6 +104,7 @@ def test_presence_and_frequency_count_outputs_only() -> None:
     assert sample(row, [task(frequency_penalty=-0.04, **greedy)])[0].token_ids[0] == 0
 
 
+@pytest.mark.behaviour("58")
 def test_repetition_counts_the_prompt_too() -> None:
     row = torch.tensor([[2.0, 1.9, -0.5, -0.6]])
     greedy = {"temperature": 0.0, "prompt_len": 2}
@@ -141,6 +143,7 @@ def test_an_allow_list_that_is_banned_or_unknown_fails_its_row_alone() -> None:
     assert [one.error is None for one in sample(rows, tasks)] == [False, False, True]
 
 
+@pytest.mark.behaviour("55")
 def test_logprobs_are_the_models_own() -> None:
     row = logits(6)
     expected = torch.log_softmax(row[0], 0)

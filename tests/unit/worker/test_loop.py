@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, BatchOutput, Row
 from headstart.core.messages import Drain, Flush, Message, WorkerLoad
@@ -156,7 +158,8 @@ def test_a_step_that_waits_for_the_one_before_it_ages_the_loop_from_that_ones_en
     assert health.read()[0] == world.time - 1.0
 
 
-def test_case_M2_a_step_that_never_ends_ages_the_loop_although_it_comes_round_and_a_long_one_does_not() -> None:
+@pytest.mark.behaviour("M2")
+def test_a_step_that_never_ends_ages_the_loop_although_it_comes_round_and_a_long_one_does_not() -> None:
     world = World(batches=[step(1)])
     health = LoopHealth(0.0)
     loop = WorkerLoop(LoopParts(world, Wire(world), Device(world), world, world, health, False))

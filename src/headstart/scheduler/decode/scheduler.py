@@ -366,6 +366,10 @@ class DecodeScheduler:
         return self._queues
 
     @property
+    def itl(self) -> ItlControl | None:
+        return self._itl
+
+    @property
     def liveness(self) -> GatewayLiveness:
         return self._liveness
 
