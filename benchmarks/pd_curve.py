@@ -12,15 +12,15 @@ from pathlib import Path
 from published import SGLANG_19746
 from source_tables import SEED, TOKENS, Assumed, Case, kernel_share, options
 
-from headstart.bench.drive import Pace
+from headstart.bench.load_generator import Pace
 from headstart.bench.measure import Plan
 from headstart.bench.workload import Workload
 from headstart.plan.advise import offered_of, worker_of
 from headstart.plan.capacity import Capacity, Estimate, Split
 from headstart.plan.deployment import deployment_of
 from headstart.plan.figure import Curve, Panel, draw
+from headstart.plan.simulated_split import Trial, Trials
 from headstart.plan.slo import Targets
-from headstart.plan.trial import Trial, Trials
 
 TARGETS = Targets(ttft_p99_ms=15_000.0, itl_p99_ms=50.0)
 

@@ -18,15 +18,15 @@ from typing import Any
 
 from published import SOURCES, Observed, Source
 
-from headstart.bench.drive import Pace
+from headstart.bench.load_generator import Pace
 from headstart.bench.measure import Plan
 from headstart.bench.workload import TokenSource, Workload
 from headstart.plan.cost import CostModel
 from headstart.plan.deployment import deployment_of
-from headstart.plan.hardware import card_named
+from headstart.plan.gpu_specs import card_named
 from headstart.plan.models import model_named
 from headstart.plan.options import ClusterOptions, CostOptions, DeploymentOptions, SheetOptions
-from headstart.plan.sheet import Assumptions, sheet_model
+from headstart.plan.roofline import Assumptions, sheet_model
 from headstart.plan.simulate import simulated_row
 from headstart.sim.cost import StepShape
 

@@ -24,8 +24,8 @@ from rich.console import Console
 from tables import comparison_table, serving_table
 
 from headstart.bench.client import PerfClock
-from headstart.bench.drive import Pace
 from headstart.bench.errors import BenchError
+from headstart.bench.load_generator import Pace
 from headstart.bench.machine import commit, machine_facts
 from headstart.bench.measure import Means, Plan, Row, measure
 from headstart.bench.plan import Shape, described

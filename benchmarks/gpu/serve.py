@@ -24,7 +24,7 @@ from deployment import Deployment, running
 from model_folder import make_folder
 
 from headstart.bench.client import PerfClock
-from headstart.bench.drive import Pace
+from headstart.bench.load_generator import Pace
 from headstart.bench.measure import Means, Plan, Row, measure
 from headstart.bench.target import Address, connect, open_http
 from headstart.bench.workload import Length, NoReuse, SharedPrefix, TokenSource, Workload

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from headstart.bench.dialects import Delta, Dialect, Prompt
+from headstart.bench.api_backends import Delta, Dialect, Prompt
 from headstart.bench.errors import BenchError
 from headstart.bench.records import Answer, Arrival, Usage
 from headstart.bench.sse import DONE, EventParser

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headstart.bench.client import PerfClock
 from headstart.bench.compare import compare, render
 from headstart.bench.errors import BenchError
+from headstart.bench.lazy_matplotlib import check_drawable
 from headstart.bench.machine import machine_facts
 from headstart.bench.measure import Means, Plan, Row, measure
 from headstart.bench.options import Options, OutputOptions
-from headstart.bench.pictures import check_drawable
 from headstart.bench.plan import addresses, plans
 from headstart.bench.plots import draw
 from headstart.bench.records import Record

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from headstart.bench.dialects import Prompt
+from headstart.bench.api_backends import Prompt
 from headstart.bench.records import Answer
 from headstart.bench.text import word
 from headstart.bench.workload import TokenSource, Turn

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headstart.bench.drive import Phase
+from headstart.bench.load_generator import Phase
 from headstart.bench.records import Record
 
 

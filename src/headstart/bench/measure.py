@@ -8,12 +8,12 @@ from random import Random
 from typing import Any, Protocol
 
 from headstart.bench.details import details
-from headstart.bench.drive import Asks, Pace, Phase, Stage, play
 from headstart.bench.errors import BenchError
+from headstart.bench.load_generator import Asks, Pace, Phase, Stage, play
 from headstart.bench.metrics import curve, samples, spread, summarize
-from headstart.bench.possible import impossible
 from headstart.bench.records import Record
 from headstart.bench.reuse import ReuseIndex
+from headstart.bench.sanity_checks import impossible
 from headstart.bench.workload import Piece, Session, TokenSource, Turn, Workload, stream_id
 from headstart.core.clock import Clock
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headstart.bench.drive import Phase
+from headstart.bench.load_generator import Phase
 from headstart.bench.records import Record
 
 PERCENTILES = (90, 95, 99)

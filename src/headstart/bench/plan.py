@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headstart.bench.drive import Pace
 from headstart.bench.errors import BenchError
+from headstart.bench.load_generator import Pace
 from headstart.bench.machine import commit
 from headstart.bench.measure import Plan
 from headstart.bench.options import Options, OrderOptions, PrefixOptions, TargetOptions

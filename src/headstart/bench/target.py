@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
+from headstart.bench.api_backends import Dialect, OpenAICompletions, SGLangGenerate
 from headstart.bench.client import Client, HttpTransport
-from headstart.bench.dialects import Dialect, OpenAICompletions, SGLangGenerate
 from headstart.bench.errors import BenchError
 from headstart.bench.options import Backend
 from headstart.core.clock import Clock

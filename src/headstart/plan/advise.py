@@ -9,21 +9,21 @@ from statistics import fmean
 
 from headstart.bench.command import num_requests
 from headstart.bench.errors import BenchError
+from headstart.bench.lazy_matplotlib import check_drawable
 from headstart.bench.measure import Plan
-from headstart.bench.pictures import check_drawable
 from headstart.bench.plan import plans
 from headstart.bench.workload import TokenSource
 from headstart.config.errors import ConfigError, require
 from headstart.plan.capacity import Capacity, Estimate, Offered, Split, Worker
 from headstart.plan.cost import save_model
-from headstart.plan.demand import asks_of
 from headstart.plan.deployment import Deployment, deployment_of
 from headstart.plan.figure import draw
 from headstart.plan.options import PlanOptions
 from headstart.plan.report import Advice, heading, panel, save, told
 from headstart.plan.search import choose
+from headstart.plan.simulated_split import Trial, Trials
 from headstart.plan.slo import misses
-from headstart.plan.trial import Trial, Trials
+from headstart.plan.workload_stats import asks_of
 
 MAX_WORKERS = 64
 """Most workers that --cards auto considers."""

@@ -15,7 +15,7 @@ from operator import itemgetter
 from statistics import fmean
 
 from headstart.plan.cost import CostModel
-from headstart.plan.demand import Ask, PromptWork, delta_tokens, held, placed, prompt_work
+from headstart.plan.workload_stats import Ask, PromptWork, delta_tokens, held, placed, prompt_work
 from headstart.sim.cost import StepShape
 
 

@@ -12,8 +12,8 @@ from headstart.plan.capacity import Bound, Estimate
 from headstart.plan.deployment import Deployment
 from headstart.plan.figure import Curve, Panel
 from headstart.plan.options import PlanOptions
+from headstart.plan.simulated_split import Trial
 from headstart.plan.slo import Targets, misses
-from headstart.plan.trial import Trial
 
 SCHEMA = 1
 

@@ -8,8 +8,8 @@ with fewer requests running at once.
 from collections.abc import Callable, Sequence
 
 from headstart.plan.capacity import Bound, Estimate, Split, narrowed
+from headstart.plan.simulated_split import Trial
 from headstart.plan.slo import Targets, misses
-from headstart.plan.trial import Trial
 
 MAX_CAPS = 4
 """Simulations of one split with ever fewer running requests."""

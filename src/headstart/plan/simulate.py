@@ -13,9 +13,9 @@ from rich.progress import Progress, TaskID
 
 from headstart.bench.command import announce, compare_files, keep, num_requests, print_row, progress_bar
 from headstart.bench.errors import BenchError
+from headstart.bench.lazy_matplotlib import check_drawable
 from headstart.bench.machine import commit, version_of
 from headstart.bench.measure import Means, Plan, Row, measure
-from headstart.bench.pictures import check_drawable
 from headstart.bench.plan import plans
 from headstart.bench.records import Record
 from headstart.bench.workload import TokenSource
@@ -24,8 +24,8 @@ from headstart.plan.cost import save_model
 from headstart.plan.deployment import Deployment, deployment_of
 from headstart.plan.options import SimulateOptions
 from headstart.plan.target import SimClient, SimTarget, facts_of
+from headstart.plan.utilisation import Watch, workers_table
 from headstart.plan.virtual import VirtualTime
-from headstart.plan.watch import Watch, workers_table
 from headstart.sim.garbage import rare_collections
 from headstart.sim.world import World
 

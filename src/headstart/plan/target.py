@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from headstart.bench.dialects import Prompt
+from headstart.bench.api_backends import Prompt
 from headstart.bench.errors import BenchError
 from headstart.bench.records import Answer, Arrival, Usage
 from headstart.plan.deployment import Deployment
@@ -18,7 +18,7 @@ from headstart.sim.world import World
 
 @dataclass(frozen=True, slots=True)
 class SimClient:
-    """Satisfies `bench.drive.Asks`."""
+    """Satisfies `bench.load_generator.Asks`."""
 
     world: World
     time: VirtualTime

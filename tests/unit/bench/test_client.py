@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from headstart.bench.api_backends import OpenAICompletions, SGLangGenerate
 from headstart.bench.client import Client, _with_waits
-from headstart.bench.dialects import OpenAICompletions, SGLangGenerate
 from headstart.bench.sse import EventParser
 
 from .world import Script, VirtualTime, events, token, usage

@@ -2,12 +2,12 @@
 
 import pytest
 
-from headstart.bench.drive import Phase
 from headstart.bench.errors import BenchError
+from headstart.bench.load_generator import Phase
 from headstart.bench.measure import refuse_untrue
 from headstart.bench.metrics import curve, peak_concurrency, peak_tokens_per_s, spread, summarize
-from headstart.bench.possible import impossible
 from headstart.bench.records import Answer, Asked, Record
+from headstart.bench.sanity_checks import impossible
 
 from .world import record
 

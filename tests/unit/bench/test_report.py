@@ -5,8 +5,8 @@ import json
 import pytest
 
 from headstart.bench.compare import compare, render
-from headstart.bench.drive import Phase
 from headstart.bench.errors import BenchError
+from headstart.bench.load_generator import Phase
 from headstart.bench.machine import machine_facts
 from headstart.bench.metrics import curve, summarize
 from headstart.bench.plots import draw

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from headstart.bench.api_backends import OpenAICompletions
 from headstart.bench.client import BadReply, Client, Read
-from headstart.bench.dialects import OpenAICompletions
-from headstart.bench.drive import Stage
+from headstart.bench.load_generator import Stage
 from headstart.bench.records import Answer, Arrival, Asked, Record, Usage
 from headstart.bench.reuse import ReuseIndex
 from headstart.bench.workload import TokenSource

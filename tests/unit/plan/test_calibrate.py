@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headstart.bench.drive import Pace
+from headstart.bench.load_generator import Pace
 from headstart.bench.measure import Plan
 from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, TokenSource
 from headstart.config.errors import ConfigError

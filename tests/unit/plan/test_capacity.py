@@ -8,7 +8,7 @@ import pytest
 from headstart.bench.workload import Length, SharedPrefix
 from headstart.plan.capacity import Bound, Capacity, Estimate, Offered, Split, Worker, narrowed, prompt_time
 from headstart.plan.cost import CostModel, StepCoefficients
-from headstart.plan.demand import PromptWork, asks_of
+from headstart.plan.workload_stats import PromptWork, asks_of
 from headstart.sim.cost import LinkCost
 
 STEP = StepCoefficients(fixed_s=0.01, weights_s=0.0, kv_token_s=1e-7, row_s=1e-4, request_s=0.0, pair_s=0.0)

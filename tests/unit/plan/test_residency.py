@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import pytest
 
-from headstart.bench.drive import Pace
+from headstart.bench.load_generator import Pace
 from headstart.bench.measure import Plan
 from headstart.bench.workload import Length, SharedPrefix, TokenSource
 from headstart.plan.deployment import deployment_of

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from headstart.plan.capacity import Bound, Estimate, Split
 from headstart.plan.search import best_of, choose, within_itl
+from headstart.plan.simulated_split import Trial
 from headstart.plan.slo import Latencies, Miss, Targets, misses
-from headstart.plan.trial import Trial
 
 FAST = Latencies(100.0, 200.0, 10.0, 12.0)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from headstart.bench.workload import Length, MultiTurn, NoReuse, Piece, Session, SharedPrefix, Turn
-from headstart.plan.demand import PathIndex, asks_of, delta_tokens, held, placed, prompt_work
 from headstart.plan.residency import PrefixedLoad
+from headstart.plan.workload_stats import PathIndex, asks_of, delta_tokens, held, placed, prompt_work
 
 GROUPS = SharedPrefix(8, 32, Length(700), Length(100), Length(50))
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
+from headstart.bench.api_backends import Prompt
 from headstart.bench.context import Context, TextContext, TokenContext
-from headstart.bench.dialects import Prompt
 from headstart.bench.errors import BenchError
 from headstart.bench.records import Answer, Asked, Record
 from headstart.bench.reuse import ReuseIndex, chain_of

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from headstart.bench.drive import Pace, play
 from headstart.bench.errors import BenchError
+from headstart.bench.load_generator import Pace, play
 from headstart.bench.workload import Length, MultiTurn, NoReuse, Piece, Session, Turn
 
 from .world import SOURCE, Server, VirtualTime, stage
