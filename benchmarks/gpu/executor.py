@@ -5,7 +5,10 @@ the clock; `graph` the captured step alone, replayed back to back; what is betwe
 """
 
 import argparse
+import cProfile
+import io
 import json
+import pstats
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -14,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from common import Card, print_table, save
+from msgspec.structs import replace
 
 from headstart.core.arrays import Int32Array, int32_array
 from headstart.core.batch import Batch, PendingToken, Row, SampleSpec
@@ -78,7 +82,7 @@ class Load:
             own = private + int(rng.integers(-private // 10, private // 10 + 1))
             shared = prefixes[row % groups] if groups else []
             pages = shared + [free.pop() for _ in range(pages_for(own + 1, PAGE))]
-            lines.append(Line(int32_array(pages), len(shared) * PAGE + own, params))
+            lines.append(Line(int32_array(pages), len(shared) * PAGE + own, replace(params, seed=params.seed + row)))
         return cls(executor, lines, free, step_id=int(time.monotonic() * 1000))
 
     def launch(self, chunk: Row | None = None) -> None:
@@ -87,7 +91,7 @@ class Load:
         for row_id, line in enumerate(self.lines):
             if line.kv_len >= len(line.table) * PAGE:
                 line.table = int32_array([*line.table, self.free.pop()])
-            context = CONTEXT[: 64 + line.num_drawn]
+            context = CONTEXT[: 64 + line.num_drawn - (line.waits_for is not None)]
             spec = SampleSpec(line.params, 0, line.num_drawn, context, 64)
             tokens = EMPTY if line.waits_for else CONTEXT[:1]
             rows.append(Row(row_id, tokens, line.kv_len, line.table, spec, pending=line.waits_for))
@@ -143,6 +147,20 @@ class Load:
         torch.cuda.synchronize()
         return began.elapsed_time(ended) / repeats
 
+    def profile(self, chunk: Row | None = None, steps: int = 100) -> None:
+        """Print where the host's time goes."""
+        profiler = cProfile.Profile()
+        for _ in range(steps):
+            profiler.enable()
+            self.launch(chunk)
+            profiler.disable()
+            for line in self.lines:
+                line.waits_for = None
+            self.finish()
+        out = io.StringIO()
+        pstats.Stats(profiler, stream=out).sort_stats("tottime").print_stats(14)
+        print(f"{steps} steps", "\n".join(out.getvalue().splitlines()[2:]), flush=True)
+
     def beside_chunk(self, num_new: int, cached: int) -> float:
         """Seconds of a step in which a chunk runs beside the rows, one step in flight."""
         pages = int32_array(self.free[: pages_for(cached + num_new, PAGE)])
@@ -150,7 +168,8 @@ class Load:
         for _ in range(4):
             torch.cuda.synchronize()
             began = time.perf_counter()
-            self.launch(Row(len(self.lines), int32_array(np.zeros(num_new)), cached, pages))
+            spec = SampleSpec(GREEDY, 0, 0, CONTEXT[:64], 64)
+            self.launch(Row(len(self.lines), int32_array(np.zeros(num_new)), cached, pages, spec))
             for line in self.lines:
                 line.waits_for = None
             self.finish()
@@ -170,7 +189,7 @@ def fill(pool: torch.Tensor) -> None:
         part.copy_(torch.randn(part.shape, device=pool.device, dtype=torch.float16).to(pool.dtype))
 
 
-def run(name: str, card: Card, large: bool, results: list[dict]) -> None:
+def run(name: str, large: bool, profile: bool, results: list[dict]) -> None:
     prefix, private = (50_000, 4_675) if large else (27_520, 2_482)
     cases = [
         ("alone", 1, 0, 0, 1024, GREEDY), ("plain", 16, 0, 0, 1024, GREEDY), ("plain", 128, 0, 0, 1024, GREEDY),
@@ -204,7 +223,14 @@ def run(name: str, card: Card, large: bool, results: list[dict]) -> None:
         found["graph ms"] = load.graph_ms()
         results.append(found)
         print(found, flush=True)
-    for rows, num_new, cached in ((16, 512, 0), (128, 512, 0), (16, 2048, 0), (16, 4096, 16_384), (1, 64, 16_384)):
+    if profile:
+        Load.of(executor, 128, 0, 0, 1024).profile()
+        load = Load.of(executor, 16, 0, 0, 1024)
+        load.profile(Row(99, int32_array(np.zeros(200)), 0, int32_array(load.free[:4])), steps=20)
+    for rows, num_new, cached in (
+        (16, 200, 0), (16, 512, 0), (128, 512, 0), (16, 1024, 0), (16, 2048, 0), (128, 2048, 0), (16, 8192, 0),
+        (16, 4096, 16_384), (1, 200, 16_384),
+    ):  # fmt: skip
         load = Load.of(executor, rows, 0, 0, 1024)
         ms = load.beside_chunk(num_new, cached) * 1e3
         results.append({"model": name, "case": f"chunk of {num_new} over {cached}", "rows": rows, "step ms": ms})
@@ -216,12 +242,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--models", nargs="+", default=["1.7B"])
+    parser.add_argument("--profile", action="store_true", help="print where the host's time goes")
     args = parser.parse_args()
     card = Card.measure(smoke=False)
     large = torch.cuda.get_device_properties(0).total_memory > ROOM_FOR_ALL
     results: list[dict] = []
     for name in args.models:
-        run(name, card, large, results)
+        run(name, large, args.profile, results)
         torch.cuda.empty_cache()
     print_table(results)
     save(args, "executor", card, results)

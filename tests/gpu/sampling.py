@@ -11,7 +11,7 @@ from headstart.core.batch import PendingToken, Row, Sampled, SampleSpec
 from headstart.core.request import SamplingParams
 from headstart.executor.cuda.columns import BLOCK_WIDTH
 from headstart.executor.cuda.outputs import sampled_at
-from headstart.executor.cuda.positions import Position, write_columns
+from headstart.executor.cuda.positions import Position, names_unknown_token, write_columns
 from headstart.executor.cuda.sampling import BatchSampler
 from headstart.executor.sampler import SampleTask, _adjusted, _truncate, sample, uniforms
 
@@ -36,6 +36,8 @@ def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
         repetition_penalty=maybe(rng.uniform(0.5, 2), 1.0),
         logit_bias=bias,
         seed=int(rng.integers(0, 2**64, dtype=np.uint64)),
+        allowed_token_ids=tuple(rng.integers(0, vocab, 9).tolist()) if rng.random() < 0.15 else (),
+        banned_token_ids=tuple(rng.integers(0, vocab, 3).tolist()) if rng.random() < 0.15 else (),
     )
 
 
@@ -71,15 +73,18 @@ class Bench:
         """`inputs`: the token that each row was given."""
         positions = [Position(i, row, row.sample, 0) for i, row in enumerate(rows) if row.sample is not None]
         block = np.zeros((len(rows), BLOCK_WIDTH), np.int64)
-        apart = write_columns(block, positions, self.sampler.kinds, self.vocab)
+        apart = write_columns(block, positions, self.sampler.kinds)
+        drawable = [one for one in apart if not names_unknown_token(one.spec, self.vocab)]
         on_device = logits.to(self.device)
         self.sampler.draw_plain(on_device, torch.from_numpy(block).to(self.device))
         fetched = None
-        if apart:
-            fetched = self.sampler.draw_apart(on_device, torch.tensor(inputs, device=self.device), apart)
+        if drawable:
+            fetched = self.sampler.draw_apart(on_device, torch.tensor(inputs, device=self.device), drawable)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        return sampled_at(positions, self.sampler.drawn.cpu(), fetched, self.vocab)
+        return sampled_at(
+            positions, frozenset(one.place for one in apart), self.sampler.drawn.cpu(), fetched, self.vocab
+        )
 
 
 def row_of(row_id: int, spec: SampleSpec, pending: bool = False) -> Row:

@@ -11,7 +11,6 @@ import torch
 
 from headstart.core.errors import WorkerError
 from headstart.executor.build import CardLimits, ExecutorConfig, make_executor
-from headstart.executor.cuda.executor import worker_error
 from headstart.model.source import WeightSource
 from tests.gpu import executor_cases as cases
 from tests.gpu.rig import Rig, Setup, assert_greedy, poison, prompt
@@ -122,11 +121,6 @@ def test_a_pool_that_does_not_fit_is_one_worker_error(tmp_path):
     source = WeightSource(write_small_model(tmp_path, "qwen3", head_dim=64), "dummy")
     with pytest.raises(WorkerError, match="--mem-fraction-static"):
         make_executor(ExecutorConfig(source, 64, 1 << 24, "cuda", self_test=False))
-
-
-def test_errors_of_the_card_are_one_line():
-    error = worker_error(RuntimeError("CUDA error: an illegal memory access\nCompile with ..."), "step 7")
-    assert str(error) == "the GPU failed in step 7: RuntimeError: CUDA error: an illegal memory access"
 
 
 @pytest.mark.skipif("HEADSTART_GPU_SOAK" not in os.environ, reason="minutes of steps")

@@ -11,6 +11,7 @@ CHUNK_S = 0.4  # a chunk of --chunked-prefill-size auto aims at this many second
 CHUNK_RANGE = {"cpu": (32, 2048), "cuda": (512, 16384)}
 GPU_STEP_STRETCH = 3.0
 """Times that a chunk beside decode rows makes their step longer on a GPU. On a CPU it is --chunked-prefill-size alone."""
+MOST_GRAPH_ROWS = 256
 CPU_POOL_CONTEXTS = 4
 CPU_POOL_MIN_TOKENS = 32_768
 
@@ -81,6 +82,14 @@ class StepPlan:
     """Times that prompt tokens may make a decode step longer, where there is no objective."""
 
 
+def resolve_graph_rows(step: StepSettings, max_running_requests: int, device: str) -> int:
+    """Decode rows of the largest captured step; 0 where there are no graphs."""
+    if device == "cpu":
+        return 0
+    wanted = step.cuda_graph_max_bs
+    return min(max_running_requests, MOST_GRAPH_ROWS) if wanted == "auto" else wanted
+
+
 def threads_for(num_cores: int, num_compute_workers: int) -> int:
     """Threads of one worker's computation when `num_compute_workers` share `num_cores`."""
     return max(1, num_cores // max(1, num_compute_workers))
@@ -97,11 +106,6 @@ def resolve_running(step: StepSettings, device: str) -> int:
     if step.max_running_requests != "auto":
         return step.max_running_requests
     return 256 if device == "cuda" else 64
-
-
-def resolve_graph_rows(step: StepSettings) -> int:
-    """Decode rows of the largest captured step."""
-    return 256 if step.cuda_graph_max_bs == "auto" else step.cuda_graph_max_bs
 
 
 def resolve_verify(transfer: TransferSettings, device: str) -> bool:

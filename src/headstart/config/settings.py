@@ -54,9 +54,9 @@ class CacheSettings:
 
     page_size: int | Auto = "auto"
     """Tokens of one KV page. auto: 16 on a CPU, 64 on a GPU. Prefill and decode workers must agree."""
-    kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3"] = "auto"
-    """Type of stored KV. auto: the model's. fp8_e4m3 needs a GPU; its scales are the checkpoint's, or 1. Prefill and decode
-    workers must agree."""
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3"] = "auto"
+    """Type of stored KV. auto: that of activations. fp8_e4m3 needs a GPU; its scales are the checkpoint's, or 1. Prefill
+    and decode workers must agree."""
     max_total_tokens: int | Auto = "auto"
     """Tokens the pool holds, rounded down to whole pages. auto: what --mem-fraction-static allows."""
     mem_fraction_static: float | Auto = "auto"
@@ -118,7 +118,8 @@ class StepSettings:
     stream_interval: int = 1
     """Tokens per streamed message. Only 1 is built."""
     cuda_graph_max_bs: int | Auto = "auto"
-    """Decode rows of the largest step captured as a CUDA graph. auto: 256. 0: none is captured."""
+    """Most decode rows of a step that is captured as a CUDA graph; larger steps cost the host more. 0: none is captured.
+    auto: --max-running-requests, at most 256."""
     watchdog_timeout: float = 300.0
     """Seconds a worker's loop may be stuck before the process ends itself."""
     drain_timeout: float = 30.0
@@ -306,8 +307,7 @@ def conflicts(settings: WorkerSettings) -> list[str]:
     found = []
     if model.tp_size > 1:
         found.append(f"--tp-size {model.tp_size} with --device {model.device}: only --tp-size 1 is built.")
-    if cache.kv_cache_dtype == "fp8_e4m3" and model.device == "cpu":
-        found.append("--kv-cache-dtype fp8_e4m3 with --device cpu: KV of 8 bits needs a GPU.")
+    found += _of_devices(model, cache, step)
     if cache.disable_radix_cache and cache.disaggregation_decode_enable_radix_cache:
         found.append("--disable-radix-cache and --disaggregation-decode-enable-radix-cache contradict each other.")
     if step.stream_interval != 1:
@@ -330,6 +330,24 @@ def conflicts(settings: WorkerSettings) -> list[str]:
             f"--disaggregation-transfer-backend {settings.transfer.disaggregation_transfer_backend}: not built; the "
             "backend chooses its devices."
         )
+    return found
+
+
+def _of_devices(model: ModelSettings, cache: CacheSettings, step: StepSettings) -> list[str]:
+    """Conflicts of what only one kind of device can do."""
+    found = []
+    if model.device == "cpu" and cache.kv_cache_dtype == "fp8_e4m3":
+        found.append("--kv-cache-dtype fp8_e4m3 with --device cpu: needs a GPU.")
+    if model.device == "cpu" and step.cuda_graph_max_bs not in ("auto", 0):
+        found.append(f"--cuda-graph-max-bs {step.cuda_graph_max_bs} with --device cpu: there are no CUDA graphs.")
+    if model.device == "cuda" and cache.kv_cache_dtype in ("float32", "float16"):
+        found.append(
+            f"--kv-cache-dtype {cache.kv_cache_dtype} with --device cuda: only bfloat16 and fp8_e4m3 are built."
+        )
+    if model.device == "cuda" and model.dtype in ("float32", "float16"):
+        found.append(f"--dtype {model.dtype} with --device cuda: only bfloat16 is built.")
+    if model.device == "cuda" and cache.page_size not in ("auto", 16, 32, 64, 128):
+        found.append(f"--page-size {cache.page_size} with --device cuda: only 16, 32, 64 and 128 are built.")
     return found
 
 

@@ -174,6 +174,7 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
     dtype, token_bytes = dtype_and_token_bytes(model.dtype, settings.cache.kv_cache_dtype, device, info)
     facts = _device_facts(device, spec.num_sharing, weight_bytes(weights, dtype))
     pool = resolve_pool(settings, facts, ModelFacts(info.context_len, token_memory(token_bytes, device)))
+    running = resolve_running(settings.step, device)
     config = ExecutorConfig(
         weights=weights,
         page_size=resolve_page_size(settings.cache, device),
@@ -183,7 +184,7 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
         num_pages=pool.num_pages,
         num_threads=spec.num_threads or torch.get_num_threads(),
         few_rows=spec.role == "decode",
-        card=CardLimits(resolve_running(settings.step, device), resolve_graph_rows(settings.step), pool.context_len),
+        card=CardLimits(running, resolve_graph_rows(settings.step, running, device), pool.context_len),
         self_test=not model.skip_model_self_test,
     )
     return config, pool, info.vocab_size

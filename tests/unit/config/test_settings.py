@@ -45,6 +45,22 @@ def test_defaults_have_no_conflicts() -> None:
             ["--kv-cache-dtype fp8_e4m3", "--device cpu"],
         ),
         (
+            WorkerSettings(model=ModelSettings(device="cuda"), cache=CacheSettings(kv_cache_dtype="float32")),
+            ["--kv-cache-dtype float32", "--device cuda"],
+        ),
+        (
+            WorkerSettings(model=ModelSettings(device="cuda", dtype="float16")),
+            ["--dtype float16", "--device cuda"],
+        ),
+        (
+            WorkerSettings(model=ModelSettings(device="cuda"), cache=CacheSettings(page_size=24)),
+            ["--page-size 24", "--device cuda"],
+        ),
+        (
+            WorkerSettings(model=ModelSettings(device="cpu"), step=StepSettings(cuda_graph_max_bs=8)),
+            ["--cuda-graph-max-bs 8", "--device cpu"],
+        ),
+        (
             WorkerSettings(
                 cache=CacheSettings(disable_radix_cache=True, disaggregation_decode_enable_radix_cache=True)
             ),

@@ -38,6 +38,10 @@ class Penalties:
         return torch.where(counts > 0, logits - less, logits)
 
 
+CANDIDATES = 1024
+"""Largest logits of a row that are sorted where top-k is small."""
+
+
 @dataclass(frozen=True, slots=True)
 class Truncation:
     """Of each row, [rows, 1]; 0, 1 and 0 where none is asked for."""
@@ -47,20 +51,28 @@ class Truncation:
     top_p: torch.Tensor  # float64
     min_p: torch.Tensor  # float64
 
-    def floors(self, logits: torch.Tensor) -> torch.Tensor:
-        """float32 [rows]: the smallest logit that may be drawn. The largest always may."""
+    def floors(self, logits: torch.Tensor, most: int | None = None) -> torch.Tensor:
+        """float32 [rows]: the smallest logit that may be drawn. The largest always may.
+
+        `most`: every row has a top-k of at most this, which saves sorting them whole.
+        """
         vocab_size = logits.shape[1]
-        descending = logits.sort(dim=-1, descending=True).values
+        if most is not None and 2 * most <= CANDIDATES < vocab_size:
+            # Those tied with the k-th may not all be among the candidates, but then the floor is their value anyhow.
+            descending = logits.topk(CANDIDATES, dim=-1).values
+        else:
+            descending = logits.sort(dim=-1, descending=True).values
         scaled = (descending.to(torch.float64) - descending[:, :1].to(torch.float64)) / self.temperature
         weights = scaled.exp_()
         is_cut = (self.top_k > 0) & (self.top_k < vocab_size)
-        kth = descending.gather(1, (self.top_k.clamp(1, vocab_size) - 1))
+        kth = descending.gather(1, self.top_k.clamp(1, descending.shape[1]) - 1)
         floor = torch.where(is_cut, kth, -torch.inf)
         weights.masked_fill_(descending < floor, 0.0)
         mass = weights.cumsum(-1)
         last = (mass < self.top_p * mass[:, -1:]).sum(-1, keepdim=True)
-        smallest = descending.gather(1, last.clamp(max=vocab_size - 1))
-        floor = torch.where((self.top_p < 1.0) & (last < vocab_size), torch.maximum(floor, smallest), floor)
+        num_sorted = descending.shape[1]
+        smallest = descending.gather(1, last.clamp(max=num_sorted - 1))
+        floor = torch.where((self.top_p < 1.0) & (last < num_sorted), torch.maximum(floor, smallest), floor)
         num_likely = (weights >= self.min_p).sum(-1, keepdim=True)
         least = descending.gather(1, (num_likely - 1).clamp(min=0))
         return torch.where(self.min_p > 0.0, torch.maximum(floor, least), floor).squeeze(1)

@@ -12,7 +12,8 @@ from headstart.core.kv_layout import KVLayout
 from headstart.core.layout import pages_for
 from headstart.executor.build import DTYPES, CardLimits, ExecutorConfig, choose_dtype, kv_layout, model_info
 from headstart.executor.cuda.attention import CardAttention, PromptAttention
-from headstart.executor.cuda.executor import CudaExecutor, worker_error
+from headstart.executor.cuda.errors import worker_error
+from headstart.executor.cuda.executor import CudaExecutor
 from headstart.executor.cuda.graphs import graph_sizes
 from headstart.executor.cuda.load import load_on_card
 from headstart.executor.cuda.scales import read_scales

@@ -21,6 +21,7 @@ from headstart.core.batch import Batch, BatchOutput, Row, SampleSpec
 from headstart.core.errors import HeadstartError, InvariantError, WorkerError
 from headstart.core.layout import PoolRegion, pages_for
 from headstart.core.request import SamplingParams
+from headstart.executor.cuda.errors import worker_error
 from headstart.executor.cuda.marks import Mark
 from headstart.executor.cuda.outputs import output_of
 from headstart.executor.cuda.steps import LaunchedStep, StepLauncher
@@ -128,16 +129,6 @@ class CudaExecutor:
     def _failed(self, error: Exception, what: str) -> HeadstartError:
         self._failure = error if isinstance(error, HeadstartError) else worker_error(error, what)
         return self._failure
-
-
-def worker_error(error: BaseException, what: str) -> WorkerError:
-    """The vendor's exception as ours, in one line that says what can be done."""
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return WorkerError(
-            f"out of GPU memory in {what}; lower --mem-fraction-static, --chunked-prefill-size or --cuda-graph-max-bs"
-        )
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return WorkerError(f"the GPU failed in {what}: {type(error).__name__}: {first_line}")
 
 
 def _warm_up_batches(pool: KVPool) -> list[tuple[Row, ...]]:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import torch
 from transformers import PreTrainedModel
 
-from headstart.executor.cuda.executor import worker_error
+from headstart.executor.cuda.errors import worker_error
 from headstart.model.load import load_model
 from headstart.model.source import WeightSource
 

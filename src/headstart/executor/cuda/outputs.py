@@ -18,23 +18,26 @@ _Logprobs = tuple[float, tuple[tuple[int, float], ...]]
 
 def output_of(step: LaunchedStep, vocab_size: int) -> BatchOutput:
     """Of a step that has ended."""
-    sampled = sampled_at(step.positions, step.drawn, step.logprobs, vocab_size)
+    sampled = sampled_at(step.positions, step.apart, step.drawn, step.logprobs, vocab_size)
     return BatchOutput(step.batch.step_id, tuple(sampled), seconds_between(step.began, step.ended))
 
 
 def sampled_at(
-    positions: Sequence[Position], drawn: torch.Tensor, fetched: FetchedLogprobs | None, vocab_size: int
+    positions: Sequence[Position],
+    apart: frozenset[int],
+    drawn: torch.Tensor,
+    fetched: FetchedLogprobs | None,
+    vocab_size: int,
 ) -> list[Sampled]:
-    """One for each row. `drawn` int64 [2, places]; positions of a row follow one another."""
+    """One for each row. `drawn` int64 [2, places]; positions of a row follow one another. `apart`: places whose
+    parameters ask for more than a draw."""
     tokens, flags = drawn.tolist()
     logprobs = _by_place(fetched) if fetched is not None else {}
     sampled: list[Sampled] = []
     drafted: list[Sampled] = []
     for position in positions:
-        place, spec = position.place, position.spec
-        if flags[place] == IS_FINE and not (
-            position.row.num_drafts or logprobs or spec.banned_ids or spec.params.logit_bias
-        ):
+        place = position.place
+        if place not in apart and not position.row.num_drafts and flags[place] == IS_FINE:
             sampled.append(Sampled(position.row.row_id, (tokens[place],)))
             continue
         one = _sampled(position, tokens[place], flags[place], logprobs.get(place), vocab_size)
@@ -51,7 +54,7 @@ def sampled_at(
 def _sampled(position: Position, token: int, flag: int, logprobs: _Logprobs | None, vocab_size: int) -> Sampled:
     row_id, spec = position.row.row_id, position.spec
     if names_unknown_token(spec, vocab_size):
-        message = f"logit_bias or banned ids name a token outside the vocabulary of {vocab_size}"
+        message = f"biased, banned or allowed ids name a token outside the vocabulary of {vocab_size}"
         return Sampled(row_id, (), error=message)
     if flag != IS_FINE:
         return Sampled(row_id, (), error=ERRORS[flag])

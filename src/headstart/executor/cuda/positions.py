@@ -70,15 +70,18 @@ def positions_of(row: Row, first_place: int) -> Iterable[Position]:
             yield Position(first_place + offset, row, spec, offset)
 
 
+def banned_ids(spec: SampleSpec) -> tuple[int, ...]:
+    """Those of the request, and those that only this output must not be."""
+    return (*spec.params.banned_token_ids, *spec.banned_ids)
+
+
 def names_unknown_token(spec: SampleSpec, vocab_size: int) -> bool:
     """Nothing can be drawn then."""
-    named = (*spec.params.logit_bias, *spec.banned_ids)
+    named = (*spec.params.logit_bias, *banned_ids(spec), *spec.params.allowed_token_ids)
     return bool(named) and not 0 <= min(named) <= max(named) < vocab_size
 
 
-def write_columns(
-    block: NDArray[np.int64], positions: Sequence[Position], kinds: Kinds, vocab_size: int
-) -> list[Position]:
+def write_columns(block: NDArray[np.int64], positions: Sequence[Position], kinds: Kinds) -> list[Position]:
     """Fill the sampling columns of `block` [places, BLOCK_WIDTH]. Returns the positions that are drawn apart: their MODE
     is SKIP."""
     apart, places, columns = [], [], []
@@ -88,7 +91,7 @@ def write_columns(
         if kind.is_plain and not spec.banned_ids and spec.num_top_logprobs is None:
             places.append(position.place)
             columns.append((*kind.columns, spec.output_index + position.offset, spec.choice))
-        elif not names_unknown_token(spec, vocab_size):
+        else:
             apart.append(position)
     if places:
         block[places, MODE:] = columns
@@ -104,7 +107,8 @@ def _kind(params: SamplingParams) -> Kind:
     greedy = is_greedy(params)
     truncates = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
     penalises = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
-    plain = not (penalises or params.logit_bias) and (greedy or not truncates)
+    names = params.logit_bias or params.allowed_token_ids or params.banned_token_ids
+    plain = not (penalises or names) and (greedy or not truncates)
     seed = int(np.uint64(params.seed).astype(np.int64))
     temperature = int(np.float64(params.temperature).view(np.int64))
     return Kind(params, (GREEDY if greedy else DRAW, seed, temperature), plain)

@@ -10,7 +10,7 @@ from headstart.executor.cuda.adjust import Edits, Penalties, Truncation, logprob
 from headstart.executor.cuda.columns import ALL_BANNED, BLOCK_WIDTH, MODE, NOT_FINITE
 from headstart.executor.cuda.draw import Winners, draw
 from headstart.executor.cuda.history import TokenHistory
-from headstart.executor.cuda.positions import Kinds, Position, columns_of, is_greedy
+from headstart.executor.cuda.positions import Kinds, Position, banned_ids, columns_of, is_greedy
 from headstart.executor.cuda.upload import to_device, to_host
 
 MAX_HISTORIES = 1024
@@ -75,8 +75,19 @@ class BatchSampler:
             ]
             columns = to_device(np.array(numbers, np.float64).T[..., None], self._device)
             logits.index_copy_(0, rows, Penalties(*columns).apply(logits.index_select(0, rows), seen, counts))
-        self._edit(logits, [[(token, -np.inf) for token in position.spec.banned_ids] for position in positions])
+        self._allow(logits, [one.allowed_token_ids for one in params])
+        self._edit(logits, [[(token, -np.inf) for token in banned_ids(position.spec)] for position in positions])
         return logits
+
+    def _allow(self, logits: torch.Tensor, allowed: list[tuple[int, ...]]) -> None:
+        """Ban all other tokens where some are named."""
+        flat = [(row, token) for row, tokens in enumerate(allowed) for token in tokens]
+        if flat:
+            rows, tokens = to_device(np.array(flat, np.int64).T.copy(), self._device)
+            is_other = torch.zeros(logits.shape, dtype=torch.bool, device=self._device)
+            is_other[rows] = True
+            is_other[rows, tokens] = False
+            logits.masked_fill_(is_other, -torch.inf)
 
     def _edit(self, logits: torch.Tensor, edits: list[list[tuple[int, float]]]) -> None:
         """Add values to single logits: `edits` lists (token, value) of each row."""
@@ -99,7 +110,8 @@ class BatchSampler:
         temperature, top_p, min_p = to_device(numbers.T[..., None], self._device)
         top_k = to_device(np.array([[params[i].top_k] for i in cut], np.int64), self._device)
         floors = torch.full((len(positions),), -torch.inf, device=self._device)
-        found = Truncation(temperature, top_k, top_p, min_p).floors(adjusted.index_select(0, rows))
+        most = max(params[i].top_k for i in cut) if all(params[i].top_k for i in cut) else None
+        found = Truncation(temperature, top_k, top_p, min_p).floors(adjusted.index_select(0, rows), most)
         return floors.index_copy_(0, rows, found)
 
     def _logprobs(

@@ -20,7 +20,7 @@ from headstart.executor.cuda.columns import KV_LEN
 from headstart.executor.cuda.decode_rows import DecodeRows
 from headstart.executor.cuda.graphs import CHUNK_SIZES, StepGraphs, StepResult, StepSize, fitting, mixed_sizes
 from headstart.executor.cuda.marks import Mark, new_mark
-from headstart.executor.cuda.positions import Position, positions_of, write_columns
+from headstart.executor.cuda.positions import Position, names_unknown_token, positions_of, write_columns
 from headstart.executor.cuda.sampling import BatchSampler, FetchedLogprobs
 from headstart.executor.cuda.staging import Outbox, StepStaging
 from headstart.executor.cuda.upload import to_device
@@ -45,6 +45,7 @@ class LaunchedStep:
 
     batch: Batch
     positions: list[Position]
+    apart: frozenset[int]  # places whose parameters ask for more than a draw
     drawn: torch.Tensor  # int64 [2, places]: token ids, and whether they are fine
     logprobs: FetchedLogprobs | None
     began: Mark
@@ -93,10 +94,10 @@ class StepLauncher:
     def launch(self, batch: Batch) -> LaunchedStep:
         began, ended = new_mark(self._card.device), new_mark(self._card.device)
         began.record()
-        positions, logprobs = self._run(batch) if batch.rows else ([], None)
+        positions, apart, logprobs = self._run(batch) if batch.rows else ([], frozenset[int](), None)
         drawn = self._outbox.fetch(self.sampler.drawn)
         ended.record()
-        return LaunchedStep(batch, positions, drawn, logprobs, began, ended)
+        return LaunchedStep(batch, positions, apart, drawn, logprobs, began, ended)
 
     def captures(self) -> list[StepSize]:
         """Every step that may be captured, the largest first."""
@@ -109,7 +110,7 @@ class StepLauncher:
         ]
         return mixed + [StepSize(num_rows, tile) for num_rows in reversed(self._sizes) for tile in tiles(num_rows)]
 
-    def _run(self, batch: Batch) -> tuple[list[Position], FetchedLogprobs | None]:
+    def _run(self, batch: Batch) -> tuple[list[Position], frozenset[int], FetchedLogprobs | None]:
         rows = self._sorted(batch)
         slots = self._rows.assign(rows.decode)
         positions = [
@@ -125,8 +126,9 @@ class StepLauncher:
             result = self.graphs.run(StepSize(rows.size[0], tile_rows, rows.size[1]))
         else:
             result = self._run_eagerly(rows, tile_rows)
-        logprobs = self.sampler.draw_apart(result.logits, result.inputs, apart) if apart else None
-        return positions, logprobs
+        drawable = [one for one in apart if not names_unknown_token(one.spec, self.sampler.vocab_size)]
+        logprobs = self.sampler.draw_apart(result.logits, result.inputs, drawable) if drawable else None
+        return positions, frozenset(one.place for one in apart), logprobs
 
     def _sorted(self, batch: Batch) -> _Rows:
         """Choose how the step runs; uploads its chunks if they are part of a graph."""
@@ -160,7 +162,7 @@ class StepLauncher:
         with self._staging.filled(rows.num_places) as block:
             if inputs:
                 block[slots, : KV_LEN + 1] = inputs
-            apart = write_columns(block, positions, self.sampler.kinds, self.sampler.vocab_size)
+            apart = write_columns(block, positions, self.sampler.kinds)
         self._last = (batch.step_id, {position.row.row_id: position.place for position in positions})
         return apart
 

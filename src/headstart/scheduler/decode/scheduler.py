@@ -40,7 +40,7 @@ from headstart.core.request import ChoiceRef
 from headstart.core.sequence import Sequence
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode.admission import Admission
-from headstart.scheduler.decode.batching import InflightStep, make_batch, work_of, split_token_budget, with_drafts
+from headstart.scheduler.decode.batching import InflightStep, make_batch, split_token_budget, with_drafts, work_of
 from headstart.scheduler.decode.deadlines import Deadlines, Timer
 from headstart.scheduler.decode.gateway_port import GatewayLiveness, GatewayPort
 from headstart.scheduler.decode.preemption import Preemption
