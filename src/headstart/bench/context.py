@@ -8,7 +8,7 @@ from headstart.bench.text import word
 from headstart.bench.workload import TokenSource, Turn
 
 
-class Context(Protocol):
+class SessionContext(Protocol):
     def prompt(self, turn: Turn) -> Prompt:
         """What the context keeps, with the turn's fresh tokens behind it. That becomes the context."""
         ...
