@@ -67,8 +67,10 @@ def matmul_seconds(size: int) -> float:
     return float(np.median(time_calls([lambda: a @ b])[0]))
 
 
-def arguments(description: str | None) -> argparse.Namespace:
+def arguments(description: str | None, short: bool = False) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
+    if short:
+        parser.add_argument("--short", action="store_true", help="fewer shapes")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for the JSON result")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, timings mean nothing")
     return parser.parse_args()

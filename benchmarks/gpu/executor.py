@@ -225,8 +225,7 @@ def run(name: str, large: bool, profile: bool, results: list[dict]) -> None:
         print(found, flush=True)
     if profile:
         Load.of(executor, 128, 0, 0, 1024).profile()
-        load = Load.of(executor, 16, 0, 0, 1024)
-        load.profile(Row(99, int32_array(np.zeros(200)), 0, int32_array(load.free[:4])), steps=20)
+        Load.of(executor, 128, 0, 0, 1024, SamplingParams(presence_penalty=0.5)).profile()
     for rows, num_new, cached in (
         (16, 200, 0), (16, 512, 0), (128, 512, 0), (16, 1024, 0), (16, 2048, 0), (128, 2048, 0), (16, 8192, 0),
         (16, 4096, 16_384), (1, 200, 16_384),

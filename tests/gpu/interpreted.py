@@ -6,12 +6,13 @@ Runs in a process of its own, TRITON_INTERPRET=1 being read when Triton is impor
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from headstart.attention.chunk_attention import DenseRules
+from headstart.attention.chunk_attention import ChunkRow, DenseRules, prefix_groups
 from headstart.attention.triton_extend import PieceSizes, cut
 from tests.gpu.paged import NO_SHARING, Spec, Tree, assert_close, lay_out, run_chunks
 
@@ -87,3 +88,16 @@ def test_cutting_into_few_sizes():
     assert list(cut(4500, (2048, 512))) == [(2048, 2048), (2048, 2048), (512, 404)]
     assert list(cut(10_240, (8192, 2048))) == [(8192, 8192), (2048, 2048)]
     assert list(cut(0, (8,))) == []
+
+
+def test_rows_join_the_group_whose_prefix_is_mostly_theirs():
+    pages = np.arange(100, dtype=np.int32)
+    other = np.concatenate((pages[:5], pages[50:90]))
+    rows = [
+        ChunkRow(pages, 16 * 40, 3),
+        ChunkRow(pages[:30], 16 * 25 + 7, 9),  # 25 of 40 pages in common
+        ChunkRow(other, 16 * 40, 4),  # 5 of 40
+        ChunkRow(pages, 16 * 4, 4),  # 4 of 25
+    ]
+    groups = [(group.rows, group.num_pages) for group in prefix_groups(rows, 16)]
+    assert groups == [([0, 1], 25), ([2], 40), ([3], 4)]

@@ -86,7 +86,7 @@ class Rig:
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count if on_card else 2
         heads = HeadShape(info.num_heads, info.num_kv_heads, info.head_dim, info.head_dim**-0.5)
         card = CardAttention(heads, layers, num_sms, device)
-        bounds = RowBounds(setup.max_rows, 48, graph_sizes(setup.graph_rows))
+        bounds = RowBounds(setup.max_rows, 3072 // setup.page_size, graph_sizes(setup.graph_rows))
         self.executor = CudaExecutor(self.pool, StepLauncher(model, VOCAB, card, bounds))
         self.executor.start()
         self.free = np.random.default_rng(7).permutation(setup.num_pages).tolist()

@@ -10,7 +10,7 @@ are many query tokens. The choice changes rounding only.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -100,13 +100,15 @@ class ChunkAttention:
 
         `partials` need a slot for each query token, and more for few tokens over many keys.
         """
+        self.max_tokens = max_tokens
         tile = extend_tile(heads)
         max_slots = partials.lse.shape[0]
         self._heads = heads
+        self._partials = partials
+        self._num_sms = num_sms
         self._page_size = kv.page_size
         self._rules = rules or measured_rules(kv.is_fp8)
         self._tiling = extend_tiling(heads, tile, kv.page_size, num_sms, max_slots)
-        self._paged = PlannedAttention(heads, tile, partials, num_sms, causal=True)
         self._device_plan = DevicePlan(max_tokens, max_slots, partials.lse.device)
         self._device = partials.lse.device
 
@@ -138,16 +140,22 @@ class ChunkAttention:
             paged_tokens=self._tokens(paged, first) if paged else slice(0, 0),
         )
 
-    def __call__(self, q: torch.Tensor, kv: LayerKV, plan: ChunkPlan, out: torch.Tensor) -> torch.Tensor:
-        """`q`, `out` [query tokens, q_heads, head_dim], tokens row by row; a token of `q` is contiguous, `out` is whole."""
+    def __call__(
+        self, q: torch.Tensor, kv: LayerKV, plan: ChunkPlan, out: torch.Tensor, sm_scale: float | None = None
+    ) -> torch.Tensor:
+        """`q`, `out` [query tokens, q_heads, head_dim], tokens row by row; a token of `q` is contiguous, `out` is whole.
+
+        `sm_scale` stands in for that of the heads.
+        """
+        heads = self._heads if sm_scale is None else replace(self._heads, sm_scale=sm_scale)
         step = Attended(q, out, torch.empty(q.shape[:2], dtype=torch.float32, device=q.device))
         if plan.paged is not None:
-            self._run_paged(kv, plan.paged, plan.paged_tokens, step)
+            self._run_paged(heads, kv, plan.paged, plan.paged_tokens, step)
         for part in plan.own:
             assert isinstance(part.tokens, slice)
-            attend_own(self._heads, kv, step, part.pages, part.tokens, self._rules.sizes)
+            attend_own(heads, kv, step, part.pages, part.tokens, self._rules.sizes)
         for part in plan.prefixes:
-            attend_prefix(self._heads, kv, step, part.pages, part.tokens, self._rules.sizes)
+            attend_prefix(heads, kv, step, part.pages, part.tokens, self._rules.sizes)
         return out
 
     def warm_up(self, dtype: torch.dtype, max_own: int) -> None:
@@ -191,9 +199,12 @@ class ChunkAttention:
             out[: len(table)] = table
         return RowTables(self._upload(padded), self._upload((starts + lens).astype(np.int32)))
 
-    def _run_paged(self, kv: LayerKV, rows: RowTables, tokens: slice | torch.Tensor, step: Attended) -> None:
+    def _run_paged(
+        self, heads: HeadShape, kv: LayerKV, rows: RowTables, tokens: slice | torch.Tensor, step: Attended
+    ) -> None:
         q, out, lse = step.q[tokens], step.out[tokens], step.lse[tokens]
-        self._paged(q, kv, rows, self._device_plan, out, out_lse=lse)
+        paged = PlannedAttention(heads, extend_tile(heads), self._partials, self._num_sms, causal=True)
+        paged(q, kv, rows, self._device_plan, out, out_lse=lse)
         if isinstance(tokens, torch.Tensor):  # those were copies
             step.out[tokens] = out
             step.lse[tokens] = lse

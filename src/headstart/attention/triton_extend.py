@@ -111,8 +111,9 @@ def attend_prefix(
         first_page = end_page
         for packed, part, num_tokens in pieces:
             dense, dense_lse = dense_attention(packed, k, v, heads.sm_scale, causal=False)
+            first = part.start if isinstance(part, slice) else 0
             merge_pair_kernel[(triton.cdiv(num_tokens, block), heads.num_q_heads)](
-                step.out, step.lse, dense, dense_lse, part if listed else step.lse, 0 if listed else part.start,
+                step.out, step.lse, dense, dense_lse, part if listed else step.lse, first,
                 num_tokens, packed.shape[2] // heads.group, G=heads.group, KVH=heads.num_kv_heads, D=heads.head_dim,
                 BT=block, LISTED=listed,
             )  # fmt: skip

@@ -8,9 +8,9 @@ import torch
 import triton
 from numpy.typing import NDArray
 
+from headstart.attention.chunk_attention import ChunkAttention, ChunkPlan, ChunkRow
 from headstart.attention.device_plan import DevicePlan
 from headstart.attention.packed import PackedHeads
-from headstart.attention.plan import Plan, build_plan
 from headstart.attention.torch_cpu import AttentionRow
 from headstart.attention.triton_attention import (
     HeadShape,
@@ -20,17 +20,11 @@ from headstart.attention.triton_attention import (
     RowTables,
     TileShape,
     extend_tile,
-    extend_tiling,
-    one_launch_pays,
 )
-from headstart.attention.triton_extend import GatheredExtend
 from headstart.attention.triton_write import norm_rope_write
 from headstart.core.arrays import Int32Array
 from headstart.executor.cuda.kernels import write_kv
 from headstart.executor.cuda.upload import to_device
-
-GATHER_TOKENS = 512
-"""New tokens of a row from which its cached prefix is gathered for a dense kernel: below, the paged one is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +71,40 @@ class DecodeAttention:
         return self.read(layer, query, scale)
 
     def read(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
-        attention = PlannedAttention(
-            self.card.with_scale(scale), self.tile, self.partials, self.card.num_sms, causal=False,
-            one_launch=one_launch_pays(query.shape[0]),
-        )  # fmt: skip
+        heads = self.card.with_scale(scale)
+        attention = PlannedAttention(heads, self.tile, self.partials, self.card.num_sms, causal=False)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         return attention(_rows_apart(query), self.card.layers[layer], self.rows, self.plan, out)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPart:
-    """Chunk rows that are attended in one call: query tokens [first, first + num_tokens) of the step's chunks."""
+    """Chunk rows of a captured step, all paged: query tokens [first, first + num_tokens) of the step's chunks."""
 
     first: int
     num_tokens: int
     rows: RowTables
     plan: DevicePlan
     partials: Partials
-    prefix: torch.Tensor | None  # int32 pages that come before every row's keys, and are gathered
+    prefix: None = None  # a graph cannot hold prefixes of any length; see `PlannedChunks`
+
+    def read(self, card: CardAttention, query: torch.Tensor, layer: int, scale: float, out: torch.Tensor) -> None:
+        heads = card.with_scale(scale)
+        paged = PlannedAttention(heads, extend_tile(heads), self.partials, card.num_sms, causal=True)
+        paged(query, card.layers[layer], self.rows, self.plan, out)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChunks:
+    """All chunk rows of a step that is run eagerly."""
+
+    num_tokens: int
+    attention: ChunkAttention
+    plan: ChunkPlan
+    first: int = 0
+
+    def read(self, card: CardAttention, query: torch.Tensor, layer: int, scale: float, out: torch.Tensor) -> None:
+        self.attention(query, card.layers[layer], self.plan, out, scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,7 @@ class MixedAttention:
     slots: torch.Tensor  # int32 [tokens]
     num_decode: int
     decode: DecodeAttention | None
-    chunks: tuple[ChunkPart, ...]
+    chunks: tuple[ChunkPart | PlannedChunks, ...]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -119,82 +129,45 @@ class MixedAttention:
         return self._read(layer, query, scale)
 
     def _read(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
-        kv, query = self.card.layers[layer], _rows_apart(query)
+        query = _rows_apart(query)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if self.decode is not None:
             out[: self.num_decode] = self.decode.read(layer, query[: self.num_decode], scale)
-        heads = self.card.with_scale(scale)
         for part in self.chunks:
             first = self.num_decode + part.first
             mine = slice(first, first + part.num_tokens)
-            paged = PlannedAttention(heads, extend_tile(heads), part.partials, self.card.num_sms, causal=True)
-            if part.prefix is None:
-                paged(query[mine], kv, part.rows, part.plan, out[mine])
-            else:
-                GatheredExtend(heads, paged)(query[mine].contiguous(), kv, part.prefix, part.rows, part.plan, out[mine])
+            part.read(self.card, query[mine], layer, scale, out[mine])
         return out
 
 
 class ChunkPlanner:
-    """Plans the chunk rows of a step. Owns the buffers, which grow with the longest chunk seen."""
+    """Plans the chunk rows of steps that are run eagerly. Owns the buffers, which grow with the longest step seen."""
 
     def __init__(self, card: CardAttention) -> None:
         self._card = card
-        self._plans: list[DevicePlan] = []
-        self._partials: Partials | None = None
+        self._attention: ChunkAttention | None = None
 
     def plan(
         self, tables: Sequence[Int32Array], starts: NDArray[np.int64], num_new: NDArray[np.int64]
-    ) -> tuple[ChunkPart, ...]:
-        """Parts in row order: rows of many new tokens on a cached prefix each alone, those between them together."""
-        page = self._card.page_size
-        gathered = (num_new >= GATHER_TOKENS) & (starts >= page)
-        groups: list[tuple[list[int], int]] = []  # rows, and leading pages that are gathered
-        for row, alone in enumerate(gathered.tolist()):
-            if alone:
-                groups.append(([row], int(starts[row]) // page))
-            elif groups and not groups[-1][1]:
-                groups[-1][0].append(row)
-            else:
-                groups.append(([row], 0))
-        firsts = np.concatenate(([0], np.cumsum(num_new)))
-        return tuple(
-            self._part(i, [tables[row] for row in rows], starts[rows], num_new[rows], int(firsts[rows[0]]), skipped)
-            for i, (rows, skipped) in enumerate(groups)
-        )
+    ) -> tuple[PlannedChunks, ...]:
+        rows = [
+            ChunkRow(table, start, new)
+            for table, start, new in zip(tables, starts.tolist(), num_new.tolist(), strict=True)
+        ]
+        num_tokens = int(num_new.sum())
+        attention = self._for(num_tokens)
+        return (PlannedChunks(num_tokens, attention, attention.plan(rows)),)
 
-    def _part(
-        self, index: int, tables: list[Int32Array], starts: NDArray[np.int64], num_new: NDArray[np.int64], first: int,
-        skipped: int,
-    ) -> ChunkPart:  # fmt: skip
-        card, num_tokens = self._card, int(num_new.sum())
-        own = [table[skipped:] for table in tables]
-        starts = starts - skipped * card.page_size
-        tile = extend_tile(card.heads)
-        tiling = extend_tiling(card.heads, tile, card.page_size, card.num_sms, max_slots=max(8192, 2 * num_tokens))
-        plan = build_plan(own, starts, num_new, tiling)
-        rows = RowTables(_padded(own, card.device), to_device((starts + num_new).astype(np.int32), card.device))
-        prefix = to_device(tables[0][:skipped], card.device) if skipped else None
-        return ChunkPart(first, num_tokens, rows, self._upload(index, plan), self._room_for(plan.num_slots), prefix)
+    def warm_up(self, max_tokens: int, dtype: torch.dtype) -> None:
+        """Prepare dense kernels for steps of up to `max_tokens`; on the thread that launches steps."""
+        self._for(max_tokens).warm_up(dtype, max_tokens)
 
-    def _upload(self, index: int, plan: Plan) -> DevicePlan:
-        num_tokens, num_items = len(plan.q_list), len(plan.items)
-        while len(self._plans) <= index:
-            self._plans.append(DevicePlan(1024, 1024, self._card.device))
-        held = self._plans[index]
-        if num_tokens > held.max_tokens or num_items > held.max_items:
-            size = triton.next_power_of_2(num_tokens), triton.next_power_of_2(num_items)
-            held = self._plans[index] = DevicePlan(
-                *map(max, size, (held.max_tokens, held.max_items)), self._card.device
-            )
-        held.upload(plan)
-        return held
-
-    def _room_for(self, num_slots: int) -> Partials:
-        """Parts of a step are attended one after another, so they share their room."""
-        if self._partials is None or len(self._partials.out) < num_slots:
-            self._partials = Partials.empty(self._card.heads, triton.next_power_of_2(num_slots), self._card.device)
-        return self._partials
+    def _for(self, num_tokens: int) -> ChunkAttention:
+        if self._attention is None or self._attention.max_tokens < num_tokens:
+            card, room = self._card, max(1024, triton.next_power_of_2(num_tokens))
+            partials = Partials.empty(card.heads, 2 * room + 4096, card.device)
+            self._attention = ChunkAttention(card.heads, card.layers[0], partials, card.num_sms, room)
+        return self._attention
 
 
 class PromptAttention:
@@ -225,11 +198,3 @@ def _rows_apart(query: torch.Tensor) -> torch.Tensor:
     """`query` [tokens, heads, head_dim] itself if a token's heads lie side by side, else a copy of which they do."""
     head_dim = query.shape[2]
     return query if query.stride()[1:] == (head_dim, 1) else query.contiguous()
-
-
-def _padded(tables: Sequence[Int32Array], device: torch.device) -> torch.Tensor:
-    """int32 [rows, most pages]."""
-    padded = np.zeros((len(tables), max(len(table) for table in tables)), np.int32)
-    for row, table in zip(padded, tables, strict=True):
-        row[: len(table)] = table
-    return to_device(padded, device)

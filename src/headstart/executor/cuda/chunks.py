@@ -11,6 +11,7 @@ from headstart.attention.device_plan import DevicePlan
 from headstart.attention.plan import build_plan
 from headstart.attention.triton_attention import Partials, RowTables, extend_tile, extend_tiling
 from headstart.core.batch import Row
+from headstart.core.errors import InvariantError
 from headstart.executor.cuda.attention import CardAttention, ChunkPart, slots_of
 from headstart.executor.cuda.upload import to_device
 
@@ -46,6 +47,12 @@ class PackedChunks:
     @property
     def fits_graph(self) -> bool:
         return len(self.sampled) <= MAX_SAMPLED
+
+
+def check_width(num_pages: int, table: torch.Tensor) -> None:
+    """Raise InvariantError if a page table has more pages than there is room for."""
+    if num_pages > table.shape[1]:
+        raise InvariantError(f"a page table of {num_pages} pages in buffers for {table.shape[1]}")
 
 
 class ChunkBuffers:
@@ -104,6 +111,7 @@ class ChunkBuffers:
 
     def _upload_tables(self, rows: Sequence[Row], kv_lens: NDArray[np.int64]) -> None:
         width = max(len(row.pages) for row in rows)
+        check_width(width, self._rows.pages)
         packed = np.zeros((len(rows), width + 1), np.int32)
         packed[:, 0] = kv_lens
         for line, row in zip(packed, rows, strict=True):

@@ -10,6 +10,7 @@ from headstart.attention.triton_attention import RowTables
 from headstart.core.batch import Row
 from headstart.core.errors import InvariantError
 from headstart.executor.cuda.attention import CardAttention, DecodeAttention
+from headstart.executor.cuda.chunks import check_width
 from headstart.executor.cuda.kernels import read_inputs
 from headstart.executor.cuda.plans import DecodePlans
 from headstart.executor.cuda.slots import DecodeSlots, TableUpdate, flatten
@@ -68,8 +69,7 @@ class DecodeRows:
 
     def _upload(self, updates: Sequence[TableUpdate]) -> None:
         width = self._table.shape[1]
-        if longest := max((len(update.pages) for update in updates if len(update.pages) > width), default=0):
-            raise InvariantError(f"a page table of {longest} pages in buffers for {width}")
+        check_width(max(len(update.pages) for update in updates), self._table)
         places, pages = flatten(updates, width)
         if len(places):
             device = self._card.device

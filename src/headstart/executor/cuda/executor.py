@@ -101,7 +101,7 @@ class CudaExecutor:
             with torch.inference_mode():
                 for size in self._launcher.captures():
                     self._launcher.graphs.capture(size)
-            for step_id, batch in enumerate(_warm_up_batches(self.pool)):
+            for step_id, batch in enumerate(_warm_up_batches(self.pool, self._launcher.max_pages)):
                 self._run(Batch(-1 - step_id, batch))
         except WorkerError:
             raise
@@ -131,12 +131,12 @@ class CudaExecutor:
         return self._failure
 
 
-def _warm_up_batches(pool: KVPool) -> list[tuple[Row, ...]]:
+def _warm_up_batches(pool: KVPool, max_pages: int) -> list[tuple[Row, ...]]:
     """Chunks without and with a cached prefix, alone and beside a decode row, drawn from in both ways."""
     page_size, room = pool.layout.page_size, pool.num_pages * pool.layout.page_size
     batches = []
     for num_tokens in WARM_UP_TOKENS:
-        if 2 * num_tokens + page_size > room:
+        if 2 * num_tokens + page_size > room or pages_for(2 * num_tokens, page_size) > max_pages:
             break
         pages = int32_array(np.arange(pages_for(2 * num_tokens, page_size)))
         other = int32_array([len(pages)])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
-CHUNK_SIZES = (256, 1024, 2048)
+CHUNK_SIZES = (256, 512, 1024, 2048)
 """Tokens of chunks that steps are captured for. Longer ones keep the device busy for longer than their launch takes."""
 MIXED_ROWS = 32
 """Decode rows beside chunks that steps are captured for, apart from the most."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from headstart.core.arrays import Int32Array
 from headstart.core.batch import Row, SampleSpec
 from headstart.core.request import SamplingParams
-from headstart.executor.cuda.columns import DRAW, GREEDY, MODE
+from headstart.executor.cuda.columns import CHOICE, DRAW, GREEDY, INDEX, MODE
 
 
 class Position(NamedTuple):
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
     """What sampling parameters ask for."""
 
     params: SamplingParams  # holding it keeps its id its own
-    columns: tuple[int, int, int]  # MODE, SEED and TEMPERATURE, as the step block has them
+    columns: NDArray[np.int64]  # MODE, SEED and TEMPERATURE, as the step block has them
     is_plain: bool  # neither adjusts nor truncates: drawn with the whole batch
 
 
@@ -84,23 +84,26 @@ def names_unknown_token(spec: SampleSpec, vocab_size: int) -> bool:
 def write_columns(block: NDArray[np.int64], positions: Sequence[Position], kinds: Kinds) -> list[Position]:
     """Fill the sampling columns of `block` [places, BLOCK_WIDTH]. Returns the positions that are drawn apart: their MODE
     is SKIP."""
-    apart, places, columns = [], [], []
+    apart, plain, drawn_how = [], [], []
     for position in positions:
         spec = position.spec
         kind = kinds.of(spec.params)
         if kind.is_plain and not spec.banned_ids and spec.num_top_logprobs is None:
-            places.append(position.place)
-            columns.append((*kind.columns, spec.output_index + position.offset, spec.choice))
+            plain.append(position)
+            drawn_how.append(kind.columns)
         else:
             apart.append(position)
-    if places:
-        block[places, MODE:] = columns
+    if plain:
+        at = np.array([position.place for position in plain])
+        block[at, MODE:INDEX] = np.concatenate(drawn_how).reshape(-1, INDEX - MODE)
+        block[at, INDEX] = [position.spec.output_index + position.offset for position in plain]
+        block[at, CHOICE] = [position.spec.choice for position in plain]
     return apart
 
 
 def columns_of(position: Position, kind: Kind) -> tuple[int, ...]:
     """MODE and what follows it."""
-    return (*kind.columns, position.spec.output_index + position.offset, position.spec.choice)
+    return (*kind.columns.tolist(), position.spec.output_index + position.offset, position.spec.choice)
 
 
 def _kind(params: SamplingParams) -> Kind:
@@ -111,4 +114,4 @@ def _kind(params: SamplingParams) -> Kind:
     plain = not (penalises or names) and (greedy or not truncates)
     seed = int(np.uint64(params.seed).astype(np.int64))
     temperature = int(np.float64(params.temperature).view(np.int64))
-    return Kind(params, (GREEDY if greedy else DRAW, seed, temperature), plain)
+    return Kind(params, np.array([GREEDY if greedy else DRAW, seed, temperature]), plain)

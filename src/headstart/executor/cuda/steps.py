@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from headstart.core.batch import Batch, Row
 from headstart.core.errors import InvariantError
 from headstart.executor.cuda.attention import CardAttention, ChunkPlanner, MixedAttention
 from headstart.executor.cuda.chunks import MAX_SAMPLED, ChunkBuffers, PackedChunks
-from headstart.executor.cuda.columns import KV_LEN
+from headstart.executor.cuda.columns import KV_LEN, SOURCE, TOKEN
 from headstart.executor.cuda.decode_rows import DecodeRows
 from headstart.executor.cuda.graphs import CHUNK_SIZES, StepGraphs, StepResult, StepSize, fitting, mixed_sizes
 from headstart.executor.cuda.marks import Mark, new_mark
@@ -81,6 +82,7 @@ class StepLauncher:
         self._model = model
         self._card = card
         self._sizes = sizes
+        self.max_pages = bounds.max_pages
         self._staging = StepStaging(max_places, device)
         self._outbox = Outbox(max_places, device.type == "cuda")
         self._rows = DecodeRows(card, bounds.max_rows, bounds.max_pages)
@@ -147,24 +149,29 @@ class StepLauncher:
 
     def _stage(self, batch: Batch, rows: _Rows, slots: list[int], positions: list[Position]) -> list[Position]:
         """Upload the step block. -> positions that are drawn apart."""
-        last_step, places = self._last
         if rows.num_places > len(self._staging.block):
             raise InvariantError(f"step {batch.step_id} draws at more than {CHUNK_PLACES} positions of chunks")
-        inputs = []
-        for row in rows.decode:
-            pending = row.pending
-            if pending is None:
-                inputs.append((int(row.tokens[0]), -1, row.start + 1))
-            elif pending.step_id == last_step and pending.row_id in places:
-                inputs.append((0, places[pending.row_id], row.start + 1))
-            else:
-                raise InvariantError(f"row {row.row_id} waits for row {pending.row_id} of step {pending.step_id}")
         with self._staging.filled(rows.num_places) as block:
-            if inputs:
-                block[slots, : KV_LEN + 1] = inputs
+            if slots:
+                self._write_inputs(block, rows.decode, slots)
             apart = write_columns(block, positions, self.sampler.kinds)
         self._last = (batch.step_id, {position.row.row_id: position.place for position in positions})
         return apart
+
+    def _write_inputs(self, block: NDArray[np.int64], decode: Sequence[Row], slots: list[int]) -> None:
+        """What decode rows are given: tokens, or places among the tokens of the step before."""
+        last_step, places = self._last
+        sources = [-1 if row.pending is None else places.get(row.pending.row_id, -2) for row in decode]
+        for row, source in zip(decode, sources, strict=True):
+            if source == -2 or (row.pending is not None and row.pending.step_id != last_step):
+                assert row.pending is not None
+                raise InvariantError(
+                    f"row {row.row_id} waits for row {row.pending.row_id} of step {row.pending.step_id}"
+                )
+        at = np.array(slots)
+        block[at, SOURCE] = sources
+        block[at, KV_LEN] = [row.start + 1 for row in decode]
+        block[at, TOKEN] = [0 if row.pending is not None else int(row.tokens[0]) for row in decode]
 
     def _captured(self, size: StepSize) -> StepResult:
         """The body of a graph."""
