@@ -24,8 +24,8 @@ from deployment import Deployment, running
 from model_folder import make_folder
 
 from headstart.bench.client import PerfClock
-from headstart.bench.drive import Pace
-from headstart.bench.measure import Means, Plan, Row, measure
+from headstart.bench.load_generator import Pace
+from headstart.bench.measure import Row, RunEnvironment, RunSpec, measure
 from headstart.bench.target import Address, connect, open_http
 from headstart.bench.workload import Length, NoReuse, SharedPrefix, TokenSource, Workload
 
@@ -62,8 +62,8 @@ async def play(url: str, load: Load, model: str, seed: int) -> Row:
     async with open_http(Address(url, "headstart", "auto", "", "", 1.0)) as http:
         clock = PerfClock()
         target = await connect(Address(url, "headstart", "auto", "", "", 1.0), http, clock)
-        plan = Plan(load.workload(model, seed), {}, Pace(load.concurrency), seed)
-        row = await measure(plan, target, Means(TokenSource(1_000, 150_000), clock, keeps_requests=True))
+        run_spec = RunSpec(load.workload(model, seed), {}, Pace(load.concurrency), seed)
+        row = await measure(run_spec, target, RunEnvironment(TokenSource(1_000, 150_000), clock, keeps_requests=True))
     row["middle_request_throughput"] = middle_rate(row["requests"])
     return row
 
