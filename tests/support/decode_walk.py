@@ -250,10 +250,13 @@ class Walk:
             assert isinstance(terminal, Rejected) != (ref in accepted)
             expected = self._outputs(prompt, max_new)
             told = self.rig.answer(ref)
+            if isinstance(terminal, Finished | Failed):
+                stats = terminal.stats
+                assert all(0 <= num <= len(prompt) for num in (stats.cached_tokens, stats.decode_prefix_len))
+                assert 0 <= stats.prefill_prefix_len <= len(prompt)
             if isinstance(terminal, Finished):
                 assert terminal.num_tokens == max_new
                 assert told == expected[max_new - len(told) :]
-                assert 0 <= terminal.stats.cached_tokens < len(prompt)
             elif isinstance(terminal, Failed):
                 assert terminal.code in MAY_FAIL_WITH, terminal
         counts = self.rig.cache.counts()
