@@ -12,15 +12,15 @@ from pathlib import Path
 from published import SGLANG_19746
 from source_tables import SEED, TOKENS, Assumed, Case, kernel_share, options
 
-from headstart.bench.drive import Pace
-from headstart.bench.measure import Plan
+from headstart.bench.load_generator import Pace
+from headstart.bench.measure import RunSpec
 from headstart.bench.workload import Workload
 from headstart.plan.advise import offered_of, worker_of
 from headstart.plan.capacity import Capacity, Estimate, Split
 from headstart.plan.deployment import deployment_of
 from headstart.plan.figure import Curve, Panel, draw
+from headstart.plan.simulated_split import SimulatedSplit, SplitSimulator
 from headstart.plan.slo import Targets
-from headstart.plan.trial import Trial, Trials
 
 TARGETS = Targets(ttft_p99_ms=15_000.0, itl_p99_ms=50.0)
 
@@ -36,7 +36,7 @@ def main() -> None:
     found: dict[str, Found] = {}
     for case in cases():
         trials = trials_of(case, arguments.clients, arguments.requests)
-        offered, worker = offered_of(trials.plan), worker_of(trials.deployment)
+        offered, worker = offered_of(trials.run_spec), worker_of(trials.deployment)
         estimates = [*map(Capacity(offered, worker).of, splits)]
         simulated = []
         for split in splits:
@@ -50,7 +50,7 @@ def main() -> None:
 class Found:
     """Of one deployment, by split."""
 
-    trials: list[Trial]
+    trials: list[SimulatedSplit]
     estimates: list[Estimate]
 
 
@@ -63,10 +63,10 @@ def cases() -> list[Case]:
     ]
 
 
-def trials_of(case: Case, num_clients: int, num_requests: int) -> Trials:
+def trials_of(case: Case, num_clients: int, num_requests: int) -> SplitSimulator:
     workload = SGLANG_19746.workload.build(SEED)
-    plan = Plan(Workload(workload.name, (), workload.measured[:num_requests]), {}, Pace(num_clients), SEED)
-    return Trials(plan, deployment_of(options(SGLANG_19746, case)), TARGETS, TOKENS)
+    run_spec = RunSpec(Workload(workload.name, (), workload.measured[:num_requests]), {}, Pace(num_clients), SEED)
+    return SplitSimulator(run_spec, deployment_of(options(SGLANG_19746, case)), TARGETS, TOKENS)
 
 
 def panels(found: dict[str, Found], num_clients: int) -> list[Panel]:
@@ -84,7 +84,7 @@ def panels(found: dict[str, Found], num_clients: int) -> list[Panel]:
     ]
 
 
-def line(name: str, trial: Trial) -> str:
+def line(name: str, trial: SimulatedSplit) -> str:
     late = trial.latencies
     return (
         f"{name:<44} {trial.split!s:<6} {trial.throughput:>6.2f} requests/s, {trial.goodput:>6.2f} good, TTFT p50 "

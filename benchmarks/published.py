@@ -11,7 +11,7 @@ from headstart.bench.presets import PRESETS
 from headstart.bench.workload import Length, SharedPrefix
 from headstart.plan.options import LimitOptions, WorkerOptions
 from headstart.plan.residency import PrefixedLoad
-from headstart.plan.sheet import Sharding
+from headstart.plan.roofline import Sharding
 
 MIB = 2**20
 RETOKENIZED = 4_343_739 / 640 / 6_000

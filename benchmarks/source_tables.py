@@ -18,15 +18,15 @@ from typing import Any
 
 from published import SOURCES, Observed, Source
 
-from headstart.bench.drive import Pace
-from headstart.bench.measure import Plan
+from headstart.bench.load_generator import Pace
+from headstart.bench.measure import RunSpec
 from headstart.bench.workload import TokenSource, Workload
 from headstart.plan.cost import CostModel
 from headstart.plan.deployment import deployment_of
-from headstart.plan.hardware import card_named
+from headstart.plan.gpu_specs import card_named
 from headstart.plan.models import model_named
 from headstart.plan.options import ClusterOptions, CostOptions, DeploymentOptions, SheetOptions
-from headstart.plan.sheet import Assumptions, sheet_model
+from headstart.plan.roofline import Assumptions, sheet_model
 from headstart.plan.simulate import simulated_row
 from headstart.sim.cost import StepShape
 
@@ -130,8 +130,8 @@ def simulated(source: Source, case: Case, num_requests: int) -> Row:
     workload = source.workload.build(SEED)
     measured = workload.measured[: num_requests or None]
     warmup = tuple(short(session) for session in measured[: source.num_warmup])
-    plan = Plan(Workload(workload.name, warmup, measured), {}, Pace(source.num_clients), SEED)
-    return simulated_row(plan, deployment_of(options(source, case)), case.name, TOKENS)
+    run_spec = RunSpec(Workload(workload.name, warmup, measured), {}, Pace(source.num_clients), SEED)
+    return simulated_row(run_spec, deployment_of(options(source, case)), case.name, TOKENS)
 
 
 def short(session: Any) -> Any:

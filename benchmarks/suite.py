@@ -24,13 +24,13 @@ from rich.console import Console
 from tables import comparison_table, serving_table
 
 from headstart.bench.client import PerfClock
-from headstart.bench.drive import Pace
 from headstart.bench.errors import BenchError
+from headstart.bench.load_generator import Pace
 from headstart.bench.machine import commit, machine_facts
-from headstart.bench.measure import Means, Plan, Row, measure
-from headstart.bench.plan import Shape, described
+from headstart.bench.measure import Row, RunEnvironment, RunSpec, measure
 from headstart.bench.plots import draw
 from headstart.bench.report import SCHEMA
+from headstart.bench.run_specs import Shape, described
 from headstart.bench.target import Address, connect, open_http
 from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, TokenSource
 
@@ -82,13 +82,13 @@ async def measure_loads(
     clock = PerfClock()
     async with open_http(Address(server.base_url, label)) as http:
         target = await connect(Address(server.base_url, label), http, clock)
-        means = Means(TokenSource(1000, 30_000), clock)
+        run_env = RunEnvironment(TokenSource(1000, 30_000), clock)
         for name, shape, concurrency in loads:
             for seed in seeds:
                 note(f"{label}: {name}, seed {seed}")
                 pace = Pace(concurrency, math.inf)
-                plan = Plan(shape.build(seed), described(shape), pace, seed, commit=commit())
-                row = await measure(plan, target, means)
+                run_spec = RunSpec(shape.build(seed), described(shape), pace, seed, commit=commit())
+                row = await measure(run_spec, target, run_env)
                 rows.append(row | {"name": name, "ready_s": round(server.ready_s, 2)})
     return rows
 

@@ -30,12 +30,12 @@ import numpy as np
 from deployment import Deployment, Running, running
 
 from headstart.bench.client import PerfClock
-from headstart.bench.drive import Pace
 from headstart.bench.errors import BenchError
+from headstart.bench.load_generator import Pace
 from headstart.bench.machine import commit, machine_facts
-from headstart.bench.measure import Means, Plan, Row, measure
-from headstart.bench.plan import Shape, described
+from headstart.bench.measure import Row, RunEnvironment, RunSpec, measure
 from headstart.bench.report import save
+from headstart.bench.run_specs import Shape, described
 from headstart.bench.target import Address, connect, open_http
 from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, TokenSource
 from headstart.config.errors import ConfigError
@@ -98,13 +98,15 @@ async def play(server: Running, loads: Sequence[tuple[Load, int]]) -> list[Row]:
         target = await connect(address, http, clock)
         for load, seed in loads:
             note(f"{load.name}, seed {seed}")
-            row = await measure(plan_of(load, seed, code), target, Means(SOURCE, clock, keeps_requests=True))
+            row = await measure(
+                run_spec_of(load, seed, code), target, RunEnvironment(SOURCE, clock, keeps_requests=True)
+            )
             rows.append(row | {"name": load.name})
     return rows
 
 
-def plan_of(load: Load, seed: int, code: str = "") -> Plan:
-    return Plan(load.shape.build(seed), described(load.shape), Pace(load.concurrency), seed, commit=code)
+def run_spec_of(load: Load, seed: int, code: str = "") -> RunSpec:
+    return RunSpec(load.shape.build(seed), described(load.shape), Pace(load.concurrency), seed, commit=code)
 
 
 def spread(values: Sequence[float]) -> float:
@@ -121,7 +123,7 @@ def predicted(load: Load, seed: int, found: Calibration) -> Row:
     )
     hardware = Hardware(found.costs, POOL_TOKENS, found.context_len)
     return simulated_row(
-        plan_of(load, seed), Simulated(found.costs, cluster_spec(hardware, options)), load.name, SOURCE
+        run_spec_of(load, seed), Simulated(found.costs, cluster_spec(hardware, options)), load.name, SOURCE
     )
 
 

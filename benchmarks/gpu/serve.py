@@ -15,17 +15,17 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import httpx
 from deployment import Deployment, running
 from model_folder import make_folder
 
 from headstart.bench.client import PerfClock
-from headstart.bench.drive import Pace
-from headstart.bench.measure import Means, Plan, Row, measure
+from headstart.bench.load_generator import Pace
+from headstart.bench.measure import Row, RunEnvironment, RunSpec, measure
 from headstart.bench.target import Address, connect, open_http
 from headstart.bench.workload import Length, NoReuse, SharedPrefix, TokenSource, Workload
 
@@ -62,8 +62,8 @@ async def play(url: str, load: Load, model: str, seed: int) -> Row:
     async with open_http(Address(url, "headstart", "auto", "", "", 1.0)) as http:
         clock = PerfClock()
         target = await connect(Address(url, "headstart", "auto", "", "", 1.0), http, clock)
-        plan = Plan(load.workload(model, seed), {}, Pace(load.concurrency), seed)
-        row = await measure(plan, target, Means(TokenSource(1_000, 150_000), clock, keeps_requests=True))
+        run_spec = RunSpec(load.workload(model, seed), {}, Pace(load.concurrency), seed)
+        row = await measure(run_spec, target, RunEnvironment(TokenSource(1_000, 150_000), clock, keeps_requests=True))
     row["middle_request_throughput"] = middle_rate(row["requests"])
     return row
 
@@ -105,17 +105,19 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     apart = cores[-LOAD_CORES:] if len(cores) > 2 * LOAD_CORES else cores
     os.sched_setaffinity(0, set(cores) - set(apart) or set(cores))  # the server's, inherited
-    rows: dict[str, Row] = {}
+    report: dict[str, Any] = {"model": args.model, "flags": flags, "runs": {}}
+    path = args.out / f"serve-{args.model}-{os.getpid()}.json"
     with running(Deployment("gpu", args.num_prefill, cache=True, flags=tuple(flags))) as server:
         print(f"ready in {server.ready_s:.1f} s", flush=True)
+        report["ready_s"] = server.ready_s
         os.sched_setaffinity(0, set(apart))
         for name in args.loads:
-            rows[name] = asyncio.run(play(server.base_url, load_of(name, args), args.model, args.seed))
-            print(line(args.model, name, rows[name]), flush=True)
-    report = {"model": args.model, "flags": flags, "ready_s": server.ready_s, "runs": rows}
-    for row in rows.values():
-        row.pop("requests", None)
-    (args.out / f"serve-{args.model}-{Random().randrange(1 << 32):08x}.json").write_text(json.dumps(report, indent=1))
+            row = asyncio.run(play(server.base_url, load_of(name, args), args.model, args.seed))
+            print(line(args.model, name, row), flush=True)
+            row.pop("requests")
+            report["runs"][name] = row
+            report["cluster"] = httpx.get(f"{server.base_url}/cluster", timeout=10).json()
+            path.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from functools import partial
 
 from headstart.core.messages import Failed, Finished, TokenDelta
 from headstart.core.request import Request
-from headstart.gateway.stream import ChoiceOutput, ChoiceStream, Event, Failure, StopRules
+from headstart.gateway.stream import ChoiceFailure, ChoiceOutput, ChoiceStream, Event, StopRules
 from headstart.sim.client import Handle
 from headstart.sim.cluster import SimCluster
 
@@ -48,7 +48,7 @@ class Reader:
         self._stream.on_failed(failed)
 
     def _emit(self, event: Event) -> None:
-        if not isinstance(event, Failure):
+        if not isinstance(event, ChoiceFailure):
             self.answer.add(event)
 
     @property

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from headstart.bench.api_backends import OpenAICompletions
 from headstart.bench.client import BadReply, Client, Read
-from headstart.bench.dialects import OpenAICompletions
-from headstart.bench.drive import Stage
-from headstart.bench.records import Answer, Arrival, Asked, Record, Usage
+from headstart.bench.load_generator import LoadEnvironment
+from headstart.bench.records import Answer, Arrival, ReportedUsage, RequestRecord, SentRequest
 from headstart.bench.reuse import ReuseIndex
 from headstart.bench.workload import TokenSource
 
@@ -92,9 +92,9 @@ class Server:
         yield Read(events(usage(len(body["prompt"]), body["max_tokens"]), b"[DONE]"), waited=False)
 
 
-def stage(server: Server, *, returns_ids: bool = True, as_text: bool = False) -> Stage:
+def load_env(server: Server, *, returns_ids: bool = True, as_text: bool = False) -> LoadEnvironment:
     client = Client(server, OpenAICompletions("m", returns_ids), server.time)
-    return Stage(client, SOURCE, ReuseIndex(), server.time, server.time.sleep, as_text)
+    return LoadEnvironment(client, SOURCE, ReuseIndex(), server.time, server.time.sleep, as_text)
 
 
 class Script:
@@ -112,9 +112,9 @@ class Script:
 
 def record(
     *arrivals: tuple[float, int], sent: float = 0.0, asked: int | None = None, prompt: int = 10, **said: Any
-) -> Record:
+) -> RequestRecord:
     """A complete answer; `asked` is the output length that was wanted, by default what arrived."""
     num = sum(count for _, count in arrivals)
     stated = {"prompt_tokens": prompt, "completion_tokens": num, **said}
-    answer = Answer(sent, tuple(Arrival(at, count) for at, count in arrivals), usage=Usage(**stated))
-    return Record(Asked("s", 0, 0, num if asked is None else asked, prompt_len=prompt), answer)
+    answer = Answer(sent, tuple(Arrival(at, count) for at, count in arrivals), usage=ReportedUsage(**stated))
+    return RequestRecord(SentRequest("s", 0, 0, num if asked is None else asked, prompt_len=prompt), answer)

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import httpx
 
-from headstart.bench.dialects import Delta, Dialect, Prompt
+from headstart.bench.api_backends import ApiBackend, Delta, Prompt
 from headstart.bench.errors import BenchError
-from headstart.bench.records import Answer, Arrival, Usage
+from headstart.bench.records import Answer, Arrival, ReportedUsage
 from headstart.bench.sse import DONE, EventParser
 from headstart.core.clock import Clock
 
@@ -35,14 +35,14 @@ class Read:
     waited: bool = True
 
 
-class Transport(Protocol):
+class StreamTransport(Protocol):
     def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[Read]:
         """Post `body` and yield the reply as the network brings it. Raises BadReply."""
         ...
 
 
 class HttpTransport:
-    """Transport over an httpx client whose base URL is the server's."""
+    """A StreamTransport over an httpx client whose base URL is the server's."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
@@ -79,41 +79,41 @@ async def _with_waits(chunks: AsyncIterator[bytes]) -> AsyncIterator[Read]:
 
 
 class Client:
-    """One server, spoken to in its dialect."""
+    """One server, reached through its API."""
 
-    def __init__(self, transport: Transport, dialect: Dialect, clock: Clock) -> None:
+    def __init__(self, transport: StreamTransport, backend: ApiBackend, clock: Clock) -> None:
         self._transport = transport
-        self._dialect = dialect
+        self._backend = backend
         self._clock = clock
 
     @property
     def returns_ids(self) -> bool:
-        return self._dialect.returns_ids
+        return self._backend.returns_ids
 
-    async def ask(self, prompt: Prompt, output_len: int) -> Answer:
+    async def generate(self, prompt: Prompt, output_len: int) -> Answer:
         """Never raises for what the server does: an answer that failed says so in `error`."""
-        body = self._dialect.body(prompt, output_len)
-        heard = Heard(self._dialect, self._clock.now())
+        body = self._backend.body(prompt, output_len)
+        reader = AnswerReader(self._backend, self._clock.now())
         try:
-            async for read in self._transport.stream(self._dialect.path, body):
-                heard.take(read, self._clock.now())
+            async for read in self._transport.stream(self._backend.path, body):
+                reader.take(read, self._clock.now())
         except (BadReply, BenchError, ValueError) as error:
-            return heard.answer(str(error) or type(error).__name__)
-        return heard.answer("" if heard.is_done else "the stream ended without [DONE]")
+            return reader.answer(str(error) or type(error).__name__)
+        return reader.answer("" if reader.is_done else "the stream ended without [DONE]")
 
 
-class Heard:
+class AnswerReader:
     """An answer under way. Tokens of one network read arrived together: they make one Arrival."""
 
-    def __init__(self, dialect: Dialect, sent_s: float) -> None:
+    def __init__(self, backend: ApiBackend, sent_s: float) -> None:
         self.is_done = False
-        self._reader = dialect.reader()
+        self._reader = backend.reader()
         self._parser = EventParser()
         self._sent_s = sent_s
         self._arrivals: list[Arrival] = []
         self._token_ids: list[int] = []
         self._text: list[str] = []
-        self._usage = Usage()
+        self._usage = ReportedUsage()
 
     def take(self, read: Read, now: float) -> None:
         num_tokens = 0
@@ -140,10 +140,10 @@ class Heard:
         return Answer(self._sent_s, arrivals, ids, "".join(self._text), self._usage, error)
 
 
-def merged(older: Usage, newer: Usage) -> Usage:
+def merged(older: ReportedUsage, newer: ReportedUsage) -> ReportedUsage:
     """Each field's last known value."""
     values = {}
-    for field in fields(Usage):
+    for field in fields(ReportedUsage):
         value = getattr(newer, field.name)
         values[field.name] = getattr(older, field.name) if value is None else value
-    return Usage(**values)
+    return ReportedUsage(**values)

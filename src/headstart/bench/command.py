@@ -12,15 +12,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headstart.bench.client import PerfClock
 from headstart.bench.compare import compare, render
 from headstart.bench.errors import BenchError
+from headstart.bench.lazy_matplotlib import check_drawable
 from headstart.bench.machine import machine_facts
-from headstart.bench.measure import Means, Plan, Row, measure
-from headstart.bench.options import Options, OutputOptions
-from headstart.bench.pictures import check_drawable
-from headstart.bench.plan import addresses, plans
+from headstart.bench.measure import Row, RunEnvironment, RunSpec, measure
+from headstart.bench.options import Options, ReportOptions
 from headstart.bench.plots import draw
-from headstart.bench.records import Record
+from headstart.bench.records import RequestRecord
 from headstart.bench.report import SCHEMA, load, save, table
-from headstart.bench.target import Target, connect, open_http
+from headstart.bench.run_specs import addresses, run_specs
+from headstart.bench.target import ServerTarget, connect, open_http
 from headstart.bench.workload import TokenSource, Workload
 
 
@@ -52,29 +52,29 @@ async def measure_all(options: Options, console: Console) -> list[Row]:
         progress = stack.enter_context(progress_bar(console))
         rows = []
         known = [length for target in targets if (length := target.facts["max_model_len"])]
-        for number, plan in enumerate(plans(options, min(known, default=None))):
+        for number, run_spec in enumerate(run_specs(options, min(known, default=None))):
             for target in targets[::-1] if number % 2 else targets:
-                rows.append(await _measure_one(options, plan, target, progress))
+                rows.append(await _measure_one(options, run_spec, target, progress))
     return sorted(rows, key=lambda row: [target.label for target in targets].index(row["label"]))
 
 
-async def _measure_one(options: Options, plan: Plan, target: Target, progress: Progress) -> Row:
-    name = f"{target.label}: {plan.workload.name}, concurrency {plan.pace.max_concurrency or 'unlimited'}, seed {plan.seed}"
-    num = num_requests(plan.workload)
+async def _measure_one(options: Options, run_spec: RunSpec, target: ServerTarget, progress: Progress) -> Row:
+    name = f"{target.label}: {run_spec.workload.name}, concurrency {run_spec.pace.max_concurrency or 'unlimited'}, seed {run_spec.seed}"
+    num = num_requests(run_spec.workload)
     task = progress.add_task(name, total=num + 1)
     announce(progress.console, f"{name}: sending {num} requests ...")
 
-    def advance(record: Record) -> None:
+    def advance(record: RequestRecord) -> None:
         progress.advance(task)
 
-    means = Means(
+    run_env = RunEnvironment(
         TokenSource(*options.load.token_ids),
         PerfClock(),
         options.load.prompt_format == "text",
         advance,
         keeps_requests=options.output.details,
     )
-    return await measure(plan, target, means)
+    return await measure(run_spec, target, run_env)
 
 
 def num_requests(workload: Workload) -> int:
@@ -118,7 +118,7 @@ def print_row(row: Row) -> None:
     print(table(row))
 
 
-def keep(rows: list[Row], output: OutputOptions, machine: dict[str, Any]) -> None:
+def keep(rows: list[Row], output: ReportOptions, machine: dict[str, Any]) -> None:
     """Write the report and its pictures, where they were asked for."""
     if output.output_file:
         save(Path(output.output_file), machine, rows, append=output.append)

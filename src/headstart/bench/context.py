@@ -2,13 +2,13 @@
 
 from typing import Protocol
 
-from headstart.bench.dialects import Prompt
+from headstart.bench.api_backends import Prompt
 from headstart.bench.records import Answer
 from headstart.bench.text import word
 from headstart.bench.workload import TokenSource, Turn
 
 
-class Context(Protocol):
+class SessionContext(Protocol):
     def prompt(self, turn: Turn) -> Prompt:
         """What the context keeps, with the turn's fresh tokens behind it. That becomes the context."""
         ...

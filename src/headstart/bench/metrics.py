@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from headstart.bench.drive import Phase
-from headstart.bench.records import Record
+from headstart.bench.load_generator import LoadResult
+from headstart.bench.records import RequestRecord
 
 PERCENTILES = (90, 95, 99)
 CURVE_POINTS = 501
 
 
-def summarize(phase: Phase) -> dict[str, Any]:
+def summarize(phase: LoadResult) -> dict[str, Any]:
     """bench_serving's keys. Failed requests count in `failed` only."""
     done = [record for record in phase.records if record.is_complete]
     duration_s = phase.duration_s
@@ -37,14 +37,14 @@ def summarize(phase: Phase) -> dict[str, Any]:
         "concurrency": _ratio(sum(record.latency_s for record in done), duration_s),
         "max_output_tokens_per_s": peak_tokens_per_s(done, phase.began_s),
         "max_concurrent_requests": peak_concurrency(done, phase.began_s),
-        "mean_late_ms": 1e3 * _mean([record.asked.late_s for record in done]),
+        "mean_late_ms": 1e3 * _mean([record.request.late_s for record in done]),
     }
     for name, values in samples(done).items():
         summary |= {f"{key}_{name}_ms": 1e3 * value for key, value in spread(values).items()}
     return summary | {"reuse": reuse(done)}
 
 
-def samples(records: Iterable[Record]) -> dict[str, list[float]]:
+def samples(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
     """Seconds, by bench_serving's name of each latency."""
     done = list(records)
     return {
@@ -76,11 +76,11 @@ def curve(values: Sequence[float]) -> list[float]:
     return [round(1e3 * float(q), 4) for q in np.quantile(values, np.linspace(0, 1, points))]
 
 
-def reuse(done: Sequence[Record]) -> dict[str, Any]:
+def reuse(done: Sequence[RequestRecord]) -> dict[str, Any]:
     """Prefix reuse in tokens and what it spared in bytes. None where the server or the prompt format does not tell."""
     prompt_len = sum(record.prompt_len for record in done)
     totals = {
-        "possible_tokens": _total(record.asked.possible_len for record in done),
+        "possible_tokens": _total(record.request.possible_len for record in done),
         "cached_tokens": _total(record.answer.usage.cached_tokens for record in done),
         "decode_prefix_tokens": _total(record.answer.usage.decode_prefix_len for record in done),
         "bytes_moved": _total(record.answer.usage.bytes_moved for record in done),
@@ -93,7 +93,7 @@ def reuse(done: Sequence[Record]) -> dict[str, Any]:
     return {"prompt_tokens": prompt_len, **totals, **shares}
 
 
-def peak_tokens_per_s(done: Sequence[Record], began_s: float) -> float:
+def peak_tokens_per_s(done: Sequence[RequestRecord], began_s: float) -> float:
     buckets: dict[int, int] = {}
     for record in done:
         for arrival in record.answer.arrivals:
@@ -102,7 +102,7 @@ def peak_tokens_per_s(done: Sequence[Record], began_s: float) -> float:
     return float(max(buckets.values(), default=0))
 
 
-def peak_concurrency(done: Sequence[Record], began_s: float) -> int:
+def peak_concurrency(done: Sequence[RequestRecord], began_s: float) -> int:
     buckets: dict[int, int] = {}
     for record in done:
         sent_s = record.answer.sent_s

@@ -181,7 +181,7 @@ class TargetOptions:
 
 
 @dataclass(frozen=True)
-class OutputOptions:
+class ReportOptions:
     """Where results go besides the terminal."""
 
     output_file: str = ""
@@ -210,4 +210,4 @@ class Options:
     trace: TraceOptions = field(default_factory=TraceOptions)
     load: LoadOptions = field(default_factory=LoadOptions)
     target: TargetOptions = field(default_factory=TargetOptions)
-    output: OutputOptions = field(default_factory=OutputOptions)
+    output: ReportOptions = field(default_factory=ReportOptions)

@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from headstart.bench.errors import writing
+from headstart.bench.lazy_matplotlib import check_drawable, open_pyplot
 from headstart.bench.measure import Row
-from headstart.bench.pictures import check_drawable, open_pyplot
 
 MAX_CURVES = 20
 

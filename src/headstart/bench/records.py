@@ -5,7 +5,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ReportedUsage:
     """What the server says about a request. None: it does not say."""
 
     prompt_tokens: int | None = None
@@ -17,7 +17,7 @@ class Usage:
     """Seconds that the request spent in each stage on its decode worker, up to the first token."""
 
 
-UNKNOWN_USAGE = Usage()
+NO_REPORTED_USAGE = ReportedUsage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Answer:
     arrivals: tuple[Arrival, ...] = ()
     token_ids: tuple[int, ...] = ()
     text: str = ""
-    usage: Usage = UNKNOWN_USAGE
+    usage: ReportedUsage = NO_REPORTED_USAGE
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SentRequest:
     """A request as it was sent. Lengths in tokens; `prompt_len` and `possible_len` are None for a text prompt."""
 
     session: str
@@ -56,8 +56,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    asked: Asked
+class RequestRecord:
+    request: SentRequest
     answer: Answer
 
     @property
@@ -73,7 +73,7 @@ class Record:
     @property
     def prompt_len(self) -> int:
         reported = self.answer.usage.prompt_tokens
-        return reported if reported is not None else (self.asked.prompt_len or 0)
+        return reported if reported is not None else (self.request.prompt_len or 0)
 
     @property
     def is_complete(self) -> bool:

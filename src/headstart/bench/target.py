@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
+from headstart.bench.api_backends import ApiBackend, OpenAICompletions, SGLangGenerate
 from headstart.bench.client import Client, HttpTransport
-from headstart.bench.dialects import Dialect, OpenAICompletions, SGLangGenerate
 from headstart.bench.errors import BenchError
 from headstart.bench.options import Backend
 from headstart.core.clock import Clock
@@ -32,7 +32,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServerTarget:
     """A server that answered. `facts` go into the report."""
 
     label: str
@@ -63,7 +63,7 @@ def open_http(address: Address) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=address.base_url, headers=headers, limits=limits, timeout=timeout)
 
 
-async def connect(address: Address, http: httpx.AsyncClient, clock: Clock) -> Target:
+async def connect(address: Address, http: httpx.AsyncClient, clock: Clock) -> ServerTarget:
     """Ask the server what it is. Raises BenchError if it does not answer."""
     try:
         reply = await http.get("/v1/models")
@@ -72,16 +72,16 @@ async def connect(address: Address, http: httpx.AsyncClient, clock: Clock) -> Ta
     except (httpx.HTTPError, ValueError, LookupError) as error:
         raise BenchError(f"{address.base_url}/v1/models does not name a model: {error!r}") from error
     owner = str(card.get("owned_by", ""))
-    dialect = choose_dialect(address, owner, address.model or card["id"])
+    api = choose_backend(address, owner, address.model or card["id"])
     backend = owner if owner in (*RETURNS_IDS, "sglang") else "openai"
     facts = {"base_url": address.base_url, "model": card["id"], "max_model_len": card.get("max_model_len")}
     if owner == "headstart":
         facts |= await _cluster_facts(http)
-    client = Client(HttpTransport(http), dialect, clock)
-    return Target(address.label or backend, backend, client, http, facts)
+    client = Client(HttpTransport(http), api, clock)
+    return ServerTarget(address.label or backend, backend, client, http, facts)
 
 
-def choose_dialect(address: Address, owner: str, model: str) -> Dialect:
+def choose_backend(address: Address, owner: str, model: str) -> ApiBackend:
     if address.backend == "sglang" or (address.backend == "auto" and owner == "sglang"):
         return SGLangGenerate(address.temperature)
     return OpenAICompletions(model, owner in RETURNS_IDS, address.temperature)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.bench.errors import BenchError
-from headstart.bench.workload import Piece, Session, Turn, Workload, stream_id
+from headstart.bench.workload import Session, TokenSpan, Turn, Workload, stream_id
 
 MOONCAKE_BLOCK_SIZE = 512
 ASSUMED_TOKEN_S = 0.02
@@ -175,7 +175,7 @@ def kept_len(previous: TraceRequest, request: TraceRequest) -> int:
     return min(shared * previous.block_size, previous.input_len, request.input_len - 1)
 
 
-def _fresh(name: str, request: TraceRequest, keep: int, seed: int) -> Iterator[Piece]:
+def _fresh(name: str, request: TraceRequest, keep: int, seed: int) -> Iterator[TokenSpan]:
     """Pieces of positions [keep, input_len): each block's own stream, then the request's own."""
     size = request.block_size
     known_len = min(len(request.hash_ids) * size, request.input_len)
@@ -183,10 +183,10 @@ def _fresh(name: str, request: TraceRequest, keep: int, seed: int) -> Iterator[P
     while position < known_len:
         end = min(position - position % size + size, known_len)
         block = request.hash_ids[position // size]
-        yield Piece(stream_id(seed, "block", block), position % size, end - position)
+        yield TokenSpan(stream_id(seed, "block", block), position % size, end - position)
         position = end
     if position < request.input_len:
-        yield Piece(stream_id(seed, "tail", name), position, request.input_len - position)
+        yield TokenSpan(stream_id(seed, "tail", name), position, request.input_len - position)
 
 
 def _delay(previous: TraceRequest, request: TraceRequest) -> float:

@@ -16,7 +16,7 @@ WARMUP_OUTPUT_LEN = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TokenSpan:
     """Tokens [start, start + length) of the endless random stream named by `stream`."""
 
     stream: int
@@ -28,7 +28,7 @@ class Piece:
 class Turn:
     """One request of a session."""
 
-    fresh: tuple[Piece, ...]
+    fresh: tuple[TokenSpan, ...]
     output_len: int
     keep: int | None = None
     """Tokens of the context so far that the prompt begins with. None: all of them."""
@@ -95,7 +95,7 @@ class SharedPrefix:
         zipf: the group of a prompt is drawn anew, rank k with weight 1 / k^alpha; its questions stay as they were.
         """
         rng = Random(f"shared-prefix {seed}")
-        systems = [Piece(stream_id(seed, "system", g), 0, self.system.draw(rng)) for g in range(self.num_groups)]
+        systems = [TokenSpan(stream_id(seed, "system", g), 0, self.system.draw(rng)) for g in range(self.num_groups)]
         measured = []
         for number in range(self.num_groups * self.prompts_per_group):
             group = self._group(number, rng)
@@ -120,7 +120,7 @@ class SharedPrefix:
         self,
         name: str,
         group: int,
-        system: Piece,
+        system: TokenSpan,
         output_len: int,
         seed: int,
         rng: Random,
@@ -128,7 +128,7 @@ class SharedPrefix:
     ) -> Session:
         turns = []
         for turn in range(num_turns or self.num_turns):
-            question = Piece(stream_id(seed, "question", name, turn), 0, self.question.draw(rng))
+            question = TokenSpan(stream_id(seed, "question", name, turn), 0, self.question.draw(rng))
             pieces = (system, question) if turn == 0 else (question,)
             turns.append(Turn(tuple(piece for piece in pieces if piece.length), output_len))
         return Session(name, tuple(turns), group)
@@ -154,7 +154,7 @@ class MultiTurn:
         turns = []
         for turn in range(self.num_turns):
             length = (self.fresh if turn else self.first).draw(rng)
-            piece = Piece(stream_id(seed, "turn", name, turn), 0, length)
+            piece = TokenSpan(stream_id(seed, "turn", name, turn), 0, length)
             turns.append(Turn((piece,), self.output.draw(rng), delay_s=self.delay_s if turn else 0.0))
         return Session(name, tuple(turns))
 
@@ -173,7 +173,7 @@ class NoReuse:
         return Workload("no-reuse", (self._session("warmup", seed, rng),), tuple(sessions))
 
     def _session(self, name: str, seed: int, rng: Random) -> Session:
-        piece = Piece(stream_id(seed, "prompt", name), 0, self.prompt.draw(rng))
+        piece = TokenSpan(stream_id(seed, "prompt", name), 0, self.prompt.draw(rng))
         return Session(name, (Turn((piece,), self.output.draw(rng)),))
 
 
@@ -191,7 +191,7 @@ class TokenSource:
     low: int
     high: int
 
-    def tokens(self, pieces: tuple[Piece, ...]) -> list[int]:
+    def tokens(self, pieces: tuple[TokenSpan, ...]) -> list[int]:
         if not pieces:
             return []
         lengths = [piece.length for piece in pieces]

@@ -9,21 +9,21 @@ from statistics import fmean
 
 from headstart.bench.command import num_requests
 from headstart.bench.errors import BenchError
-from headstart.bench.measure import Plan
-from headstart.bench.pictures import check_drawable
-from headstart.bench.plan import plans
+from headstart.bench.lazy_matplotlib import check_drawable
+from headstart.bench.measure import RunSpec
+from headstart.bench.run_specs import run_specs
 from headstart.bench.workload import TokenSource
 from headstart.config.errors import ConfigError, require
-from headstart.plan.capacity import Capacity, Estimate, Offered, Split, Worker
+from headstart.plan.capacity import Capacity, Estimate, OfferedLoad, Split, Worker
 from headstart.plan.cost import save_model
-from headstart.plan.demand import asks_of
 from headstart.plan.deployment import Deployment, deployment_of
 from headstart.plan.figure import draw
 from headstart.plan.options import PlanOptions
 from headstart.plan.report import Advice, heading, panel, save, told
 from headstart.plan.search import choose
+from headstart.plan.simulated_split import SimulatedSplit, SplitSimulator
 from headstart.plan.slo import misses
-from headstart.plan.trial import Trial, Trials
+from headstart.plan.workload_stats import planned_requests
 
 MAX_WORKERS = 64
 """Most workers that --cards auto considers."""
@@ -39,11 +39,11 @@ def run(options: PlanOptions) -> int:
         deployment = deployment_of(options.deployment)
         if options.cost.save_sheet:
             save_model(deployment.costs, Path(options.cost.save_sheet))
-        loads = [*_plans(options, deployment)]
+        loads = [*_run_specs(options, deployment)]
         print("\n".join(heading(options, deployment)), flush=True)
         advices = []
-        for plan in loads:
-            advices.append(advise(plan, deployment, options))
+        for run_spec in loads:
+            advices.append(advise(run_spec, deployment, options))
             print("\n".join(told(advices[-1], options, deployment)), flush=True)
         if options.output_file:
             save(Path(options.output_file), advices, options, deployment)
@@ -55,12 +55,12 @@ def run(options: PlanOptions) -> int:
     return int(any(misses(advice.best.latencies, options.targets) for advice in advices))
 
 
-def advise(plan: Plan, deployment: Deployment, options: PlanOptions) -> Advice:
+def advise(run_spec: RunSpec, deployment: Deployment, options: PlanOptions) -> Advice:
     """Raises ConfigError where the cards make no pair of workers, BenchError where a simulated request fails."""
-    offered, worker = offered_of(plan), worker_of(deployment)
+    offered, worker = offered_of(run_spec), worker_of(deployment)
     tightest_ms = options.targets.tightest_itl_ms
     capacity = Capacity(offered, worker, None if tightest_ms is None else tightest_ms / 1e3)
-    adviser = Adviser(capacity, offered, worker.max_running, options, plan, deployment)
+    adviser = Adviser(capacity, offered, worker.max_running, options, run_spec, deployment)
     if options.cards != "auto":
         return adviser.of(options.cards)
     if not options.targets.are_given:
@@ -73,10 +73,10 @@ class Adviser:
     """About one load on one kind of worker, for any number of cards."""
 
     capacity: Capacity
-    offered: Offered
+    offered: OfferedLoad
     max_running: int
     options: PlanOptions
-    plan: Plan
+    run_spec: RunSpec
     deployment: Deployment
 
     def of(self, cards: int) -> Advice:
@@ -108,11 +108,11 @@ class Adviser:
 
     def _simulated(self, cards: int, estimates: list[Estimate]) -> Advice:
         source = TokenSource(*self.options.traffic.load.token_ids)
-        trials = Trials(self.plan, self.deployment, self.options.targets, source)
-        load = described(self.plan, self.offered)
+        trials = SplitSimulator(self.run_spec, self.deployment, self.options.targets, source)
+        load = described(self.run_spec, self.offered)
 
-        def simulate(split: Split, max_running: int) -> Trial:
-            num = num_requests(self.plan.workload)
+        def simulate(split: Split, max_running: int) -> SimulatedSplit:
+            num = num_requests(self.run_spec.workload)
             print(f"simulating {num} requests on {split}, {max_running} running at most ...", file=sys.stderr)
             return trials.simulate(split, max_running)
 
@@ -138,23 +138,23 @@ def worker_of(deployment: Deployment) -> Worker:
     )
 
 
-def offered_of(plan: Plan) -> Offered:
+def offered_of(run_spec: RunSpec) -> OfferedLoad:
     """Clients that wait for answers, or requests that come at recorded times or at a rate of sessions. Raises BenchError."""
-    workload, pace = plan.workload, plan.pace
-    asks, warm = tuple(asks_of(workload.measured)), tuple(asks_of(workload.warmup))
-    rate = _rate_of(plan)
+    workload, pace = run_spec.workload, run_spec.pace
+    requests, warm = tuple(planned_requests(workload.measured)), tuple(planned_requests(workload.warmup))
+    rate = _rate_of(run_spec)
     if rate is None:
-        return Offered(asks, warm, num_clients=pace.max_concurrency or len(workload.measured))
+        return OfferedLoad(requests, warm, num_clients=pace.max_concurrency or len(workload.measured))
     if pace.max_concurrency is not None:
         raise BenchError(
             "a plan for a rate of requests needs --max-concurrency 0: waiting clients would hide what is not served"
         )
-    return Offered(asks, warm, rate=rate)
+    return OfferedLoad(requests, warm, rate=rate)
 
 
-def _rate_of(plan: Plan) -> float | None:
+def _rate_of(run_spec: RunSpec) -> float | None:
     """Requests per second; None where clients wait for answers."""
-    workload, pace = plan.workload, plan.pace
+    workload, pace = run_spec.workload, run_spec.pace
     turns = [turn for session in workload.measured for turn in session.turns]
     if pace.open_loop:
         last_s = max(turn.due_s or 0.0 for turn in turns)
@@ -164,19 +164,19 @@ def _rate_of(plan: Plan) -> float | None:
     return pace.request_rate * len(turns) / len(workload.measured) if isfinite(pace.request_rate) else None
 
 
-def _plans(options: PlanOptions, deployment: Deployment) -> Iterator[Plan]:
+def _run_specs(options: PlanOptions, deployment: Deployment) -> Iterator[RunSpec]:
     traffic = options.traffic
     if traffic.load.num_seeds > 1 or len(traffic.order.prefix_share) > 1:
         raise ConfigError(
             "headstart plan takes one seed and one --prefix-share; --max-concurrency may have several values"
         )
-    return plans(options.bench, deployment.spec.decode.context_len)
+    return run_specs(options.bench, deployment.spec.decode.context_len)
 
 
-def described(plan: Plan, offered: Offered) -> str:
-    prompt_len = fmean(ask.prompt_len for ask in offered.asks)
+def described(run_spec: RunSpec, offered: OfferedLoad) -> str:
+    prompt_len = fmean(request.prompt_len for request in offered.requests)
     whom = f"{offered.num_clients} clients" if offered.rate is None else f"{offered.rate:.4g} requests/s"
     return (
-        f"{plan.workload.name}, seed {plan.seed}: {len(offered.asks)} requests of {prompt_len:.0f} prompt and "
+        f"{run_spec.workload.name}, seed {run_spec.seed}: {len(offered.requests)} requests of {prompt_len:.0f} prompt and "
         f"{offered.output_len:.0f} output tokens on average, {whom}"
     )

@@ -15,7 +15,7 @@ from operator import itemgetter
 from statistics import fmean
 
 from headstart.plan.cost import CostModel
-from headstart.plan.demand import Ask, PromptWork, delta_tokens, held, placed, prompt_work
+from headstart.plan.workload_stats import PlannedRequest, PromptWork, delta_tokens, held, placed, prompt_work
 from headstart.sim.cost import StepShape
 
 
@@ -42,18 +42,18 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
-    """Who asks what: clients that wait for their answers, or a rate of requests per second."""
+class OfferedLoad:
+    """Who requests what: clients that wait for their answers, or a rate of requests per second."""
 
-    asks: tuple[Ask, ...]
-    warm: tuple[Ask, ...] = ()
-    """Asked before, and not counted."""
+    requests: tuple[PlannedRequest, ...]
+    warm: tuple[PlannedRequest, ...] = ()
+    """Sent before, and not counted."""
     num_clients: int | None = None
     rate: float | None = None
 
     @property
     def output_len(self) -> float:
-        return fmean(ask.answer.length for ask in self.asks)
+        return fmean(request.answer.length for request in self.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Estimate:
 class Capacity:
     """Of any split of one kind of worker under one load. What one side alone decides is worked out once."""
 
-    def __init__(self, offered: Offered, worker: Worker, itl_target_s: float | None = None) -> None:
+    def __init__(self, offered: OfferedLoad, worker: Worker, itl_target_s: float | None = None) -> None:
         self._offered = offered
         self._worker = worker
         self._itl_target_s = itl_target_s
@@ -121,25 +121,25 @@ class Capacity:
         )
 
     def _mean_prompt_s(self, num_prefill: int) -> float:
-        work = prompt_work(self._offered.asks, num_prefill, warm=self._offered.warm)
+        work = prompt_work(self._offered.requests, num_prefill, warm=self._offered.warm)
         return fmean(prompt_time(job, self._worker) for job in work)
 
     def _decoding_of(self, num_decode: int) -> "_Decoding":
         offered, worker = self._offered, self._worker
-        places = placed((*offered.warm, *offered.asks), num_decode, offered.num_clients or worker.max_running)
+        places = placed((*offered.warm, *offered.requests), num_decode, offered.num_clients or worker.max_running)
         if worker.keeps_cache:
             moved = delta_tokens(places, warm=offered.warm)
         else:
-            moved = fmean(ask.prompt_len for ask in offered.asks)
+            moved = fmean(request.prompt_len for request in offered.requests)
         return _Decoding(worker, max(places, key=len), round(moved * worker.costs.kv_token_bytes))
 
 
 class _Decoding:
     """The decode worker with the most requests, as functions of the batch that it runs."""
 
-    def __init__(self, worker: Worker, asks: Sequence[Ask], moved_bytes: int) -> None:
+    def __init__(self, worker: Worker, requests: Sequence[PlannedRequest], moved_bytes: int) -> None:
         self._worker = worker
-        self._asks = asks
+        self._requests = requests
         self._moved_bytes = moved_bytes
         self.step_s = lru_cache(None)(self._step_s)
         self.resident = lru_cache(None)(self._resident)
@@ -155,11 +155,11 @@ class _Decoding:
         return self._worker.costs.link.busy_time(self._moved_bytes)
 
     def _resident(self, batch: int) -> float:
-        batch_held = held(self._asks, batch, whole=True)
+        batch_held = held(self._requests, batch, whole=True)
         return batch_held.unique if self._worker.keeps_cache else batch_held.each
 
     def _step_s(self, batch: int) -> float:
-        batch_held = held(self._asks, batch, whole=False)
+        batch_held = held(self._requests, batch, whole=False)
         each = round(batch_held.each)
         unique = round(batch_held.unique) if self._worker.keeps_cache else each
         return self._worker.costs.decode_time(StepShape(batch, batch, each, unique, each))
@@ -170,7 +170,7 @@ class _Steady:
     """One split's rates as functions of the decode batch."""
 
     split: Split
-    offered: Offered
+    offered: OfferedLoad
     worker: Worker
     itl_target_s: float | None
     prompt_s: float

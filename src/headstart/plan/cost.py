@@ -9,7 +9,7 @@ A step takes
 
 on a device where reading and computing of one kernel hide each other (`overlaps`), and the plain sum where they do not.
 KV tokens read are those of distinct pages where attention reads a shared prefix once, else those of every row. Coefficients
-of a fit are its own; those of a sheet come from `plan.sheet`.
+of a fit are its own; those of a sheet come from `plan.roofline`.
 """
 
 from collections.abc import Iterator

@@ -10,10 +10,10 @@ from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import POLICIES
 from headstart.plan.calibrate import calibrate
 from headstart.plan.cost import CostModel, DecodeCost, load_model
-from headstart.plan.hardware import card_named
+from headstart.plan.gpu_specs import card_named
 from headstart.plan.models import model_named
 from headstart.plan.options import Auto, CostOptions, DeploymentOptions, LimitOptions, SheetOptions
-from headstart.plan.sheet import Assumptions, Sharding, pool_tokens, sheet_model
+from headstart.plan.roofline import Assumptions, Sharding, pool_tokens, sheet_model
 from headstart.sim.cost import StepShape
 from headstart.sim.spec import ClusterSpec, Modelling, Timing
 from headstart.worker.limits import decode_limits, prefill_limits

@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from headstart.bench.errors import writing
-from headstart.bench.pictures import check_drawable, open_pyplot
+from headstart.bench.lazy_matplotlib import check_drawable, open_pyplot
 from headstart.plan.capacity import Split
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")

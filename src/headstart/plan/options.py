@@ -12,8 +12,8 @@ from headstart.bench.options import (
     LoadOptions,
     Options,
     OrderOptions,
-    OutputOptions,
     PrefixOptions,
+    ReportOptions,
     TargetOptions,
     TraceOptions,
 )
@@ -192,7 +192,7 @@ class TrafficOptions:
         is_text = self.load.prompt_format == "text"
         require(not is_text, "--prompt-format text: a simulated cluster has no tokenizer; leave it at ids")
 
-    def bench(self, target: TargetOptions, output: OutputOptions) -> Options:
+    def bench(self, target: TargetOptions, output: ReportOptions) -> Options:
         parts = (self.prefix, self.order, self.length, self.trace, self.load)
         return Options(self.workload, self.trace_file, *parts, target, output)
 
@@ -207,7 +207,7 @@ class SimulateOptions:
     stepping: bool = False
     """Take every decode step by itself instead of many in one jump: the same result, later."""
     deployment: DeploymentOptions = field(default_factory=DeploymentOptions)
-    output: OutputOptions = field(default_factory=OutputOptions)
+    output: ReportOptions = field(default_factory=ReportOptions)
 
     @property
     def bench(self) -> Options:
@@ -235,7 +235,7 @@ class PlanOptions:
     @property
     def bench(self) -> Options:
         """The same workload for `headstart bench`."""
-        return self.traffic.bench(TargetOptions(), OutputOptions())
+        return self.traffic.bench(TargetOptions(), ReportOptions())
 
     @property
     def deployment(self) -> DeploymentOptions:

@@ -12,8 +12,8 @@ from headstart.plan.capacity import Bound, Estimate
 from headstart.plan.deployment import Deployment
 from headstart.plan.figure import Curve, Panel
 from headstart.plan.options import PlanOptions
+from headstart.plan.simulated_split import SimulatedSplit
 from headstart.plan.slo import Targets, misses
-from headstart.plan.trial import Trial
 
 SCHEMA = 1
 
@@ -25,12 +25,12 @@ class Advice:
     load: str
     cards: int
     estimates: tuple[Estimate, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[SimulatedSplit, ...]
     max_running: int
     """The deployment's own limit on running requests."""
 
     @property
-    def best(self) -> Trial:
+    def best(self) -> SimulatedSplit:
         return self.trials[0]
 
     @property
@@ -121,7 +121,7 @@ def _table(advice: Advice) -> Iterator[str]:
         yield line if trial is None else line + _simulated(trial)
 
 
-def _simulated(trial: Trial) -> str:
+def _simulated(trial: SimulatedSplit) -> str:
     late = trial.latencies
     return (
         f" {trial.throughput:>7.2f} {trial.goodput:>7.2f} {late.ttft_p50_ms / 1e3:>9.2f} {late.ttft_p99_ms / 1e3:>8.2f} "

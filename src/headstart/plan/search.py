@@ -8,22 +8,24 @@ with fewer requests running at once.
 from collections.abc import Callable, Sequence
 
 from headstart.plan.capacity import Bound, Estimate, Split, narrowed
+from headstart.plan.simulated_split import SimulatedSplit
 from headstart.plan.slo import Targets, misses
-from headstart.plan.trial import Trial
 
 MAX_CAPS = 4
 """Simulations of one split with ever fewer running requests."""
 
 
-Simulate = Callable[[Split, int], Trial]
+Simulate = Callable[[Split, int], SimulatedSplit]
 """A split with at most so many requests running on each decode worker."""
 
 
-def choose(estimates: Sequence[Estimate], targets: Targets, max_running: int, simulate: Simulate) -> list[Trial]:
+def choose(
+    estimates: Sequence[Estimate], targets: Targets, max_running: int, simulate: Simulate
+) -> list[SimulatedSplit]:
     """Simulated splits, the best first: most goodput among those that meet every target, else the least miss."""
     by_prefill = sorted(estimates, key=lambda estimate: estimate.split.num_prefill)
     splits = [estimate.split for estimate in by_prefill]
-    trials: dict[Split, Trial] = {}
+    trials: dict[Split, SimulatedSplit] = {}
     ttft_ms = targets.ttft_ms
     wanted = narrowed(by_prefill, None if ttft_ms is None else ttft_ms / 1e3)
     while wanted:
@@ -42,7 +44,7 @@ def first_cap(estimate: Estimate, targets: Targets, max_running: int) -> int:
     return max_running if tightest is None or estimate.bound is not Bound.ITL else min(max_running, estimate.batch)
 
 
-def within_itl(simulate: Simulate, split: Split, max_running: int, targets: Targets) -> Trial:
+def within_itl(simulate: Simulate, split: Split, max_running: int, targets: Targets) -> SimulatedSplit:
     """The split with as many running requests as the ITL targets admit, found in a few simulations."""
     trial = simulate(split, max_running)
     for _ in range(MAX_CAPS - 1):
@@ -55,10 +57,10 @@ def within_itl(simulate: Simulate, split: Split, max_running: int, targets: Targ
     return trial
 
 
-def best_of(trials: Sequence[Trial], targets: Targets) -> list[Trial]:
+def best_of(trials: Sequence[SimulatedSplit], targets: Targets) -> list[SimulatedSplit]:
     """Best first. Ties go to fewer prefill workers."""
 
-    def rank(trial: Trial) -> tuple[float, float, int]:
+    def rank(trial: SimulatedSplit) -> tuple[float, float, int]:
         over = max((miss.excess for miss in misses(trial.latencies, targets)), default=0.0)
         return over, -trial.goodput, trial.split.num_prefill
 

@@ -13,19 +13,19 @@ from rich.progress import Progress, TaskID
 
 from headstart.bench.command import announce, compare_files, keep, num_requests, print_row, progress_bar
 from headstart.bench.errors import BenchError
+from headstart.bench.lazy_matplotlib import check_drawable
 from headstart.bench.machine import commit, version_of
-from headstart.bench.measure import Means, Plan, Row, measure
-from headstart.bench.pictures import check_drawable
-from headstart.bench.plan import plans
-from headstart.bench.records import Record
+from headstart.bench.measure import Row, RunEnvironment, RunSpec, measure
+from headstart.bench.records import RequestRecord
+from headstart.bench.run_specs import run_specs
 from headstart.bench.workload import TokenSource
 from headstart.plan.contention import SharedMachine
 from headstart.plan.cost import save_model
 from headstart.plan.deployment import Deployment, deployment_of
 from headstart.plan.options import SimulateOptions
 from headstart.plan.target import SimClient, SimTarget, facts_of
+from headstart.plan.utilisation import Watch, workers_table
 from headstart.plan.virtual import VirtualTime
-from headstart.plan.watch import Watch, workers_table
 from headstart.sim.cluster import SimCluster
 from headstart.sim.gc_tuning import rare_collections
 
@@ -49,32 +49,32 @@ def run(options: SimulateOptions) -> int:
 def simulated_rows(options: SimulateOptions, deployment: Deployment, progress: Progress) -> Iterator[Row]:
     """Every combination of prefix share, concurrency and seed, each on a fresh cluster. Raises BenchError."""
     label = options.label or f"{deployment.spec.num_prefill}P{deployment.spec.num_decode}D"
-    for plan in plans(options.bench, deployment.spec.decode.context_len):
-        pace, seed = plan.pace.max_concurrency or "unlimited", plan.seed
-        name, num = f"{label}: concurrency {pace}, seed {seed}", num_requests(plan.workload)
+    for run_spec in run_specs(options.bench, deployment.spec.decode.context_len):
+        pace, seed = run_spec.pace.max_concurrency or "unlimited", run_spec.seed
+        name, num = f"{label}: concurrency {pace}, seed {seed}", num_requests(run_spec.workload)
         task = progress.add_task(name, total=num + 1)
         announce(progress.console, f"{name}: simulating {num} requests ...")
 
-        def advance(record: Record, task: TaskID = task) -> None:
+        def advance(record: RequestRecord, task: TaskID = task) -> None:
             progress.advance(task)
 
         source, details = TokenSource(*options.traffic.load.token_ids), options.output.details
-        yield simulated_row(plan, deployment, label, source, advance, keeps_requests=details)
+        yield simulated_row(run_spec, deployment, label, source, advance, keeps_requests=details)
 
 
 @rare_collections()
 def simulated_row(
-    plan: Plan,
+    run_spec: RunSpec,
     deployment: Deployment,
     label: str,
     source: TokenSource,
-    on_record: Callable[[Record], None] = lambda record: None,
+    on_record: Callable[[RequestRecord], None] = lambda record: None,
     keeps_requests: bool = False,
 ) -> Row:
     """One run: bench's row, with `workers` added. The same arguments give the same row."""
     machine = SharedMachine(deployment.costs)
     spec = machine.spec(deployment.spec) if machine.is_felt(deployment.spec) else deployment.spec
-    cluster = SimCluster(spec, plan.seed)
+    cluster = SimCluster(spec, run_spec.seed)
     if spec is not deployment.spec:
         prefill, decode = (cluster.workers[name].organs.executor for name in ("prefill-0", "decode-0"))
         machine.attach(cluster.clock, prefill, decode)
@@ -82,8 +82,8 @@ def simulated_row(
     watch, time = Watch(cluster), VirtualTime(cluster, cluster.clock)
     watch.start()
     target = SimTarget(label, SimClient(cluster, time, deployment), facts_of(deployment))
-    means = Means(source, time, on_record=on_record, sleep=time.sleep, keeps_requests=keeps_requests)
-    row = time.run(measure(plan, target, means))
+    run_env = RunEnvironment(source, time, on_record=on_record, sleep=time.sleep, keeps_requests=keeps_requests)
+    row = time.run(measure(run_spec, target, run_env))
     ended_s = cluster.clock.now()
     return {**row, "workers": watch.between(ended_s - row["duration"], ended_s)}
 

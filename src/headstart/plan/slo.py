@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from headstart.bench.records import Record
+from headstart.bench.records import RequestRecord
 from headstart.config.errors import require
 
 
@@ -84,7 +84,7 @@ def misses(latencies: Latencies, targets: Targets) -> list[Miss]:
     return found
 
 
-def is_good(record: Record, targets: Targets) -> bool:
+def is_good(record: RequestRecord, targets: Targets) -> bool:
     """Whether a request's time to first token and its mean time per output token are within the targets."""
     ttft_ms, tpot_ms = 1e3 * record.ttft_s, 1e3 * (record.tpot_s or 0.0)
     in_time = targets.ttft_ms is None or ttft_ms <= targets.ttft_ms

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from headstart.bench.dialects import Prompt
+from headstart.bench.api_backends import Prompt
 from headstart.bench.errors import BenchError
-from headstart.bench.records import Answer, Arrival, Usage
+from headstart.bench.records import Answer, Arrival, ReportedUsage
 from headstart.plan.deployment import Deployment
 from headstart.plan.virtual import VirtualTime
 from headstart.sim.client import Handle
@@ -18,14 +18,14 @@ from headstart.sim.cluster import SimCluster
 
 @dataclass(frozen=True, slots=True)
 class SimClient:
-    """Satisfies `bench.drive.Asks`."""
+    """Satisfies `bench.load_generator.LoadClient`."""
 
     cluster: SimCluster
     time: VirtualTime
     deployment: Deployment
     returns_ids: bool = True
 
-    async def ask(self, prompt: Prompt, output_len: int) -> Answer:
+    async def generate(self, prompt: Prompt, output_len: int) -> Answer:
         """The answer, at the time its last token reaches the client. Raises BenchError for a prompt of text."""
         if isinstance(prompt, str):
             raise BenchError("a simulated cluster has no tokenizer; leave --prompt-format at ids")
@@ -86,10 +86,10 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def _usage(handle: Handle) -> Usage:
+def _usage(handle: Handle) -> ReportedUsage:
     assert handle.finished is not None
     stats = handle.finished.stats
-    return Usage(
+    return ReportedUsage(
         len(handle.request.prompt),
         handle.finished.num_tokens,
         stats.cached_tokens,

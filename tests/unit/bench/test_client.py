@@ -4,18 +4,18 @@ import asyncio
 
 import pytest
 
+from headstart.bench.api_backends import OpenAICompletions, SGLangGenerate
 from headstart.bench.client import Client, _with_waits
-from headstart.bench.dialects import OpenAICompletions, SGLangGenerate
 from headstart.bench.sse import EventParser
 from tests.support.bench_targets import Script, VirtualTime, events, token, usage
 
 DONE = b"[DONE]"
 
 
-def asked(*reads, dialect=None):
+def asked(*reads, backend=None):
     time = VirtualTime(0.0)
-    client = Client(Script(time, *reads), dialect or OpenAICompletions("m", True), time)
-    return asyncio.run(client.ask([1, 2, 3], 3))
+    client = Client(Script(time, *reads), backend or OpenAICompletions("m", True), time)
+    return asyncio.run(client.generate([1, 2, 3], 3))
 
 
 def test_events_come_whole_out_of_bytes_cut_anywhere():
@@ -108,7 +108,7 @@ def test_generate_streams_cumulative_text_and_ids_of_either_kind(cumulative):
         (0.1, chunk(1, "a", ids[0]), True),
         (0.1, chunk(3, "abc", ids[1]), True),
         (0, events(DONE), False),
-        dialect=SGLangGenerate(),
+        backend=SGLangGenerate(),
     )
     assert [a.num_tokens for a in answer.arrivals] == [1, 2]
     assert answer.token_ids == (5, 6, 7)

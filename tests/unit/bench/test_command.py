@@ -14,8 +14,8 @@ from headstart.bench.options import (
     LoadOptions,
     Options,
     OrderOptions,
-    OutputOptions,
     PrefixOptions,
+    ReportOptions,
     TargetOptions,
 )
 from headstart.bench.target import Address, connect, open_http
@@ -83,7 +83,7 @@ def small(url, tmp_path, output_len=1):
         order=OrderOptions(prefix_share=(0.0, 0.5)),
         load=LoadOptions(max_concurrency=(1, 2)),
         target=TargetOptions(base_url=url),
-        output=OutputOptions(output_file=str(tmp_path / "r.json"), plots=str(tmp_path / "plots")),
+        output=ReportOptions(output_file=str(tmp_path / "r.json"), plots=str(tmp_path / "plots")),
     )
 
 
@@ -171,9 +171,9 @@ def test_comparing_two_reports_measures_nothing(tmp_path, capsys):
     with serving() as (_, url):
         assert run(small(url, tmp_path)) == 0
     path = str(tmp_path / "r.json")
-    assert run(Options(output=OutputOptions(compare=(path, path)))) == 0
+    assert run(Options(output=ReportOptions(compare=(path, path)))) == 0
     assert "1.000" in capsys.readouterr().out
-    assert run(Options(output=OutputOptions(compare=(path,)))) == 1
+    assert run(Options(output=ReportOptions(compare=(path,)))) == 1
 
 
 def test_the_command_line_reads_bench_servings_names():

@@ -2,12 +2,12 @@
 
 import pytest
 
-from headstart.bench.drive import Phase
 from headstart.bench.errors import BenchError
-from headstart.bench.measure import refuse_untrue
+from headstart.bench.load_generator import LoadResult
+from headstart.bench.measure import refuse_impossible
 from headstart.bench.metrics import curve, peak_concurrency, peak_tokens_per_s, spread, summarize
-from headstart.bench.possible import impossible
-from headstart.bench.records import Answer, Asked, Record
+from headstart.bench.records import Answer, RequestRecord, SentRequest
+from headstart.bench.sanity_checks import impossible
 from tests.support.bench_targets import record
 
 
@@ -29,7 +29,7 @@ def test_an_answer_of_one_token_has_no_time_per_output_token():
 
 def test_throughput_counts_over_the_whole_duration_and_concurrency_is_the_sum_of_latencies_over_it():
     records = (record((1.0, 1), (2.0, 1), prompt=30), record((3.0, 1), (4.0, 3), sent=2.0, prompt=10))
-    summary = summarize(Phase(records, 0.0, 4.0))
+    summary = summarize(LoadResult(records, 0.0, 4.0))
     assert summary["output_throughput"] == 6 / 4
     assert summary["input_throughput"] == 40 / 4
     assert summary["total_throughput"] == 46 / 4
@@ -40,8 +40,8 @@ def test_throughput_counts_over_the_whole_duration_and_concurrency_is_the_sum_of
 
 
 def test_failed_and_unsent_requests_are_counted_apart():
-    broken = Record(Asked("s", 0, 0, 4), Answer(0.0, error="no"))
-    summary = summarize(Phase((record((1.0, 1)), broken), 0.0, 2.0, num_unsent=3))
+    broken = RequestRecord(SentRequest("s", 0, 0, 4), Answer(0.0, error="no"))
+    summary = summarize(LoadResult((record((1.0, 1)), broken), 0.0, 2.0, num_unsent=3))
     assert (summary["completed"], summary["failed"]) == (1, 4)
 
 
@@ -64,7 +64,7 @@ def test_a_curve_keeps_the_ends_and_at_most_501_points():
 
 def test_reuse_is_told_in_tokens_and_shares_of_the_prompts():
     records = [record((1.0, 1), prompt=100, cached_tokens=48, decode_prefix_len=64, bytes_moved=7) for _ in range(2)]
-    told = summarize(Phase(tuple(records), 0.0, 1.0))["reuse"]
+    told = summarize(LoadResult(tuple(records), 0.0, 1.0))["reuse"]
     assert (told["cached_tokens"], told["cached_share"]) == (96, 0.48)
     assert (told["decode_prefix_tokens"], told["decode_prefix_share"], told["bytes_moved"]) == (128, 0.64, 14)
     assert told["possible_tokens"] is None
@@ -86,15 +86,20 @@ def test_a_plausible_answer_passes():
         (record((1.0, 1), prompt=10, cached_tokens=11), "cached_tokens of 11"),
         (record((1.0, 1), prompt=10, decode_prefix_len=16), "decode_prefix_len of 16"),
         (record((1.0, 1), prompt=10, prompt_tokens=12), "12 prompt tokens"),
-        (Record(Asked("s", 0, 0, 1, 10), Answer(0.0, record((1.0, 1)).answer.arrivals, (3, 4))), "2 token ids"),
+        (
+            RequestRecord(SentRequest("s", 0, 0, 1, 10), Answer(0.0, record((1.0, 1)).answer.arrivals, (3, 4))),
+            "2 token ids",
+        ),
     ],
 )
 def test_impossible_values_are_named_and_fail_the_run(untrue, reason):
     assert any(reason in sentence for sentence in impossible(untrue))
     with pytest.raises(BenchError, match="cannot be used"):
-        refuse_untrue(Phase((untrue,), 0.0, 1.0))
+        refuse_impossible(LoadResult((untrue,), 0.0, 1.0))
 
 
 def test_a_failed_request_fails_the_run_with_its_reason():
     with pytest.raises(BenchError, match="s turn 1 failed: HTTP 500"):
-        refuse_untrue(Phase((Record(Asked("s", 0, 0, 4), Answer(0.0, error="HTTP 500")),), 0.0, 1.0))
+        refuse_impossible(
+            LoadResult((RequestRecord(SentRequest("s", 0, 0, 4), Answer(0.0, error="HTTP 500")),), 0.0, 1.0)
+        )

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from headstart.bench.compare import compare, render
-from headstart.bench.drive import Phase
 from headstart.bench.errors import BenchError
+from headstart.bench.load_generator import LoadResult
 from headstart.bench.machine import machine_facts
 from headstart.bench.metrics import curve, summarize
 from headstart.bench.plots import draw
@@ -19,7 +19,7 @@ MACHINE = {"cpu": "c", "cores": 2, "memory_gib": 8.0, "torch": "2", "load_averag
 def run(label="a", seed=1, concurrency=8, share=None, speed=1.0, moved=1_000_000, output=2, **more):
     """A run whose times are divided by `speed`."""
     arrivals = [((index + 1) / speed, 1) for index in range(output)]
-    phase = Phase((record(*arrivals, prompt=100, cached_tokens=50, bytes_moved=moved),), 0.0, output / speed)
+    phase = LoadResult((record(*arrivals, prompt=100, cached_tokens=50, bytes_moved=moved),), 0.0, output / speed)
     heading = {
         "label": label,
         "backend": "headstart",

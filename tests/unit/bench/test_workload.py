@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from headstart.bench.presets import PRESETS, scaled, with_prefix_share
-from headstart.bench.workload import Length, MultiTurn, NoReuse, Piece, SharedPrefix, TokenSource
+from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, TokenSource, TokenSpan
 
 SOURCE = TokenSource(1000, 30_000)
 SMALL = SharedPrefix(3, 4, Length(64), Length(16, 0.5), Length(8))
@@ -73,10 +73,10 @@ def test_turns_of_shared_prefix_send_the_system_prompt_once():
 
 
 def test_a_stream_is_the_same_however_it_is_cut():
-    whole = SOURCE.tokens((Piece(5, 0, 100),))
-    assert SOURCE.tokens((Piece(5, 0, 30), Piece(5, 30, 70))) == whole
-    assert SOURCE.tokens((Piece(5, 90, 10),)) == whole[90:]
-    assert SOURCE.tokens((Piece(6, 0, 100),)) != whole
+    whole = SOURCE.tokens((TokenSpan(5, 0, 100),))
+    assert SOURCE.tokens((TokenSpan(5, 0, 30), TokenSpan(5, 30, 70))) == whole
+    assert SOURCE.tokens((TokenSpan(5, 90, 10),)) == whole[90:]
+    assert SOURCE.tokens((TokenSpan(6, 0, 100),)) != whole
     assert all(1000 <= token < 30_000 for token in whole)
     assert SOURCE.tokens(()) == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headstart.bench.command import run as bench
-from headstart.bench.options import LoadOptions, OutputOptions, PrefixOptions, TargetOptions
+from headstart.bench.options import LoadOptions, PrefixOptions, ReportOptions, TargetOptions
 from headstart.config.errors import ConfigError
 from headstart.plan.advise import run, splits_of
 from headstart.plan.capacity import Split
@@ -129,7 +129,7 @@ def test_a_picture_that_nothing_could_draw_is_refused_before_the_work(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run(replace(SMALL, figure=str(tmp_path / "curve.png"))) == 1
-    simulated = SimulateOptions(SMALL.traffic, output=OutputOptions(plots=str(tmp_path)))
+    simulated = SimulateOptions(SMALL.traffic, output=ReportOptions(plots=str(tmp_path)))
     assert simulate(simulated) == 1
     assert bench(replace(simulated.bench, target=TargetOptions(base_url="http://127.0.0.1:1"))) == 1
     said = capsys.readouterr()

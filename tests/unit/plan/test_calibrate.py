@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headstart.bench.drive import Pace
-from headstart.bench.measure import Plan
+from headstart.bench.load_generator import Pace
+from headstart.bench.measure import RunSpec
 from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, TokenSource
 from headstart.config.errors import ConfigError
 from headstart.plan.calibrate import Calibration, fit, non_negative_fit
@@ -52,8 +52,8 @@ def deployment(costs: CostModel) -> Deployment:
 
 
 def measured(costs: CostModel, shape: Any, concurrency: int, seed: int = 1) -> dict[str, Any]:
-    plan = Plan(shape.build(seed), {}, Pace(concurrency), seed)
-    return dict(simulated_row(plan, deployment(costs), "made up", SOURCE, keeps_requests=True))
+    run_spec = RunSpec(shape.build(seed), {}, Pace(concurrency), seed)
+    return dict(simulated_row(run_spec, deployment(costs), "made up", SOURCE, keeps_requests=True))
 
 
 @cache

@@ -6,9 +6,9 @@ from math import inf
 import pytest
 
 from headstart.bench.workload import Length, SharedPrefix
-from headstart.plan.capacity import Bound, Capacity, Estimate, Offered, Split, Worker, narrowed, prompt_time
+from headstart.plan.capacity import Bound, Capacity, Estimate, OfferedLoad, Split, Worker, narrowed, prompt_time
 from headstart.plan.cost import CostModel, StepCoefficients
-from headstart.plan.demand import PromptWork, asks_of
+from headstart.plan.workload_stats import PromptWork, planned_requests
 from headstart.sim.cost import LinkCost
 
 STEP = StepCoefficients(fixed_s=0.01, weights_s=0.0, kv_token_s=1e-7, row_s=1e-4, request_s=0.0, pair_s=0.0)
@@ -16,13 +16,13 @@ PROMPT = StepCoefficients(0.0, 0.0, 0.0, 1e-4, 0.0, 0.0)
 COSTS = CostModel("by hand", "cuda", 1000, STEP, PROMPT, LinkCost(0.0, 1e-10))
 WORKER = Worker(COSTS, pool_tokens=10_000_000, chunk=4096, max_running=256)
 SLOW_LINK = replace(WORKER, costs=replace(COSTS, link=LinkCost(0.0, 1e-7)), keeps_cache=False)
-ASKS = tuple(asks_of(SharedPrefix(4, 64, Length(9000), Length(1001), Length(100)).build(1).measured))
+ASKS = tuple(planned_requests(SharedPrefix(4, 64, Length(9000), Length(1001), Length(100)).build(1).measured))
 ONE_EACH = Split(1, 1)
-CLIENTS = Offered(ASKS, num_clients=64)
+CLIENTS = OfferedLoad(ASKS, num_clients=64)
 
 
 def estimated(
-    split: Split = ONE_EACH, offered: Offered = CLIENTS, worker: Worker = WORKER, itl_s: float | None = None
+    split: Split = ONE_EACH, offered: OfferedLoad = CLIENTS, worker: Worker = WORKER, itl_s: float | None = None
 ) -> Estimate:
     return Capacity(offered, worker, itl_s).of(split)
 
@@ -68,7 +68,7 @@ def test_a_link_carries_its_bytes_whatever_its_latency_and_an_idle_system_waits_
     everything = replace(WORKER, keeps_cache=False)
     moved_bytes = 1000 * 10_001  # prompts of that many tokens
     plain, late, heavy, free = (
-        estimated(Split(2, 3), Offered(ASKS, rate=0.1), replace(everything, costs=replace(COSTS, link=link)))
+        estimated(Split(2, 3), OfferedLoad(ASKS, rate=0.1), replace(everything, costs=replace(COSTS, link=link)))
         for link in (LinkCost(0.0, 1e-10), LinkCost(0.4, 1e-10), LinkCost(0.0, 1e-8), LinkCost(0.4, 0.0))
     )
     assert plain.link_rate == late.link_rate == pytest.approx(2 / (moved_bytes * 1e-10))
@@ -79,14 +79,14 @@ def test_a_link_carries_its_bytes_whatever_its_latency_and_an_idle_system_waits_
 
 
 def test_what_a_link_cannot_carry_waits_without_end() -> None:
-    found = estimated(Split(8, 8), Offered(ASKS, rate=8.5), SLOW_LINK)
+    found = estimated(Split(8, 8), OfferedLoad(ASKS, rate=8.5), SLOW_LINK)
     assert found.bound is Bound.LINK
     assert found.prefill_rate > 8.5
     assert found.ttft_s == inf
 
 
 def test_a_light_offered_load_is_served_whole_and_waits_for_nothing() -> None:
-    found = estimated(Split(2, 2), Offered(ASKS, rate=0.5))
+    found = estimated(Split(2, 2), OfferedLoad(ASKS, rate=0.5))
     assert found.bound is Bound.LOAD
     assert found.throughput == 0.5
     assert found.ttft_s < 0.5
@@ -94,7 +94,7 @@ def test_a_light_offered_load_is_served_whole_and_waits_for_nothing() -> None:
 
 def test_a_load_that_every_bound_allows_is_what_binds_even_where_one_request_more_breaks_all() -> None:
     quick = replace(WORKER, costs=replace(COSTS, decode=replace(STEP, fixed_s=1e-4, row_s=1e-6)))
-    found = estimated(Split(2, 6), Offered(ASKS, rate=0.5), quick)
+    found = estimated(Split(2, 6), OfferedLoad(ASKS, rate=0.5), quick)
     assert estimated(Split(2, 6), CLIENTS, quick).bound is Bound.PREFILL
     assert found.bound is Bound.LOAD
     assert found.throughput == 0.5
@@ -102,7 +102,7 @@ def test_a_load_that_every_bound_allows_is_what_binds_even_where_one_request_mor
 
 
 def test_a_load_that_is_too_heavy_never_settles() -> None:
-    found = estimated(ONE_EACH, Offered(ASKS, rate=100.0))
+    found = estimated(ONE_EACH, OfferedLoad(ASKS, rate=100.0))
     assert found.bound is Bound.PREFILL
     assert found.throughput < 100
 

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import pytest
 
-from headstart.bench.drive import Pace
-from headstart.bench.measure import Plan
+from headstart.bench.load_generator import Pace
+from headstart.bench.measure import RunSpec
 from headstart.bench.workload import Length, SharedPrefix, TokenSource
 from headstart.plan.deployment import deployment_of
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
@@ -98,7 +98,7 @@ def simulated_decode(cache: Literal["both", "prefill"]) -> dict[str, Any]:
         limits=LimitOptions(num_reserved_decode_tokens=64, local_prefill_tokens=0),
     )
     workload = SharedPrefix(2, 24, Length(1600), Length(200), Length(64)).build(1)
-    row = simulated_row(Plan(workload, {}, Pace(24), 1), deployment_of(options), "", TokenSource(1000, 30_000))
+    row = simulated_row(RunSpec(workload, {}, Pace(24), 1), deployment_of(options), "", TokenSource(1000, 30_000))
     (decode,) = [worker for worker in row["workers"] if worker["worker"].startswith("decode")]
     return decode
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from headstart.plan.capacity import Bound, Estimate, Split
 from headstart.plan.search import best_of, choose, within_itl
+from headstart.plan.simulated_split import SimulatedSplit
 from headstart.plan.slo import Latencies, Miss, Targets, misses
-from headstart.plan.trial import Trial
 
 FAST = Latencies(100.0, 200.0, 10.0, 12.0)
 
@@ -14,15 +14,15 @@ def an_estimate(num_prefill: int, throughput: float, bound: Bound = Bound.PREFIL
     return Estimate(Split(num_prefill, 8 - num_prefill), batch, throughput, 0.1, 0.01, 0.0, bound, throughput, 100.0)
 
 
-def a_trial(split: Split, max_running: int = 64, goodput: float = 1.0, latencies: Latencies = FAST) -> Trial:
-    return Trial(split, max_running, goodput, goodput, goodput, latencies, float(max_running), 0.5)
+def a_trial(split: Split, max_running: int = 64, goodput: float = 1.0, latencies: Latencies = FAST) -> SimulatedSplit:
+    return SimulatedSplit(split, max_running, goodput, goodput, goodput, latencies, float(max_running), 0.5)
 
 
 def test_only_the_estimated_best_and_its_neighbours_are_simulated() -> None:
     estimates = [an_estimate(n, 10 - abs(n - 4)) for n in range(1, 8)]
     asked = []
 
-    def simulate(split: Split, max_running: int) -> Trial:
+    def simulate(split: Split, max_running: int) -> SimulatedSplit:
         asked.append(split.num_prefill)
         return a_trial(split, max_running, 10 - abs(split.num_prefill - 4))
 
@@ -46,7 +46,7 @@ def test_a_split_that_meets_the_targets_beats_a_faster_one_that_does_not() -> No
 def test_running_requests_are_capped_until_steps_are_short_enough() -> None:
     caps = []
 
-    def simulate(split: Split, max_running: int) -> Trial:
+    def simulate(split: Split, max_running: int) -> SimulatedSplit:
         caps.append(max_running)
         step_ms = 5 + max_running / 2
         return a_trial(split, max_running, latencies=Latencies(1.0, 1.0, step_ms, step_ms))

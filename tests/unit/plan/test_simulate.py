@@ -8,8 +8,8 @@ import pytest
 
 from headstart.bench.errors import BenchError
 from headstart.bench.measure import Row
-from headstart.bench.options import LengthOptions, LoadOptions, OutputOptions, PrefixOptions
-from headstart.bench.plan import plans
+from headstart.bench.options import LengthOptions, LoadOptions, PrefixOptions, ReportOptions
+from headstart.bench.run_specs import run_specs
 from headstart.bench.workload import TokenSource
 from headstart.config.errors import ConfigError
 from headstart.plan.deployment import deployment_of
@@ -44,8 +44,8 @@ def one_run(
     deployment = deployment_of(DeploymentOptions(sheet_rates=rates, workers=workers, cluster=cluster, limits=limits))
     if step_by_step:
         deployment = stepping(deployment)
-    (plan,) = plans(options.bench, deployment.spec.decode.context_len)
-    return simulated_row(plan, deployment, "sim", TokenSource(1000, 30_000))
+    (run_spec,) = run_specs(options.bench, deployment.spec.decode.context_len)
+    return simulated_row(run_spec, deployment, "sim", TokenSource(1000, 30_000))
 
 
 def worker(row: Row, name: str) -> Row:
@@ -131,8 +131,8 @@ def test_the_front_delays_the_first_token_and_no_other() -> None:
     plain = deployment_of(DeploymentOptions(cluster=TIGHT))
     front = replace(plain.costs.front, before_s=0.5, after_s=0.25)
     slow = replace(plain, costs=replace(plain.costs, front=front))
-    (plan,) = plans(options.bench, plain.spec.decode.context_len)
-    fast_row, slow_row = (simulated_row(plan, some, "sim", TokenSource(1000, 30_000)) for some in (plain, slow))
+    (run_spec,) = run_specs(options.bench, plain.spec.decode.context_len)
+    fast_row, slow_row = (simulated_row(run_spec, some, "sim", TokenSource(1000, 30_000)) for some in (plain, slow))
     assert slow_row["mean_ttft_ms"] - fast_row["mean_ttft_ms"] == pytest.approx(750, abs=0.01)
     assert slow_row["mean_itl_ms"] == pytest.approx(fast_row["mean_itl_ms"])
 
@@ -150,7 +150,7 @@ def command(**output: object) -> SimulateOptions:
     return SimulateOptions(
         TrafficOptions(prefix=replace(GROUPS, gsp_prompts_per_group=2), load=LoadOptions(num_seeds=2)),
         deployment=DeploymentOptions(cluster=TIGHT),
-        output=OutputOptions(**output),  # type: ignore[arg-type]
+        output=ReportOptions(**output),  # type: ignore[arg-type]
     )
 
 

@@ -522,3 +522,45 @@ def test_messages_of_strangers_are_counted():
     rig.tell(Welcome(P0, 1, 1, b""), str(P0))
     rig.tell(Hello(DECODE, None, b""), "who")  # type: ignore[arg-type]
     assert rig.counter("stray_messages") == 2
+
+
+def test_two_workers_that_were_only_silent_leave_the_choice_to_be_computed_here():
+    rig, ref, _ = fetching(P0, P1)
+    rig.members(P1, dead=(P0,))
+    rig.members(dead=(P0, P1))
+    rig.run()
+    assert rig.answer(ref) == [43, 44]
+    assert rig.counter("prefill_retries") == 2
+
+
+def test_a_lost_worker_counts_as_dead_once_its_end_is_proven():
+    third = WorkerRef("prefill-2", 1)
+    rig, ref, _ = fetching(P0, P1, third)
+    rig.members(P1, third, dead=(P0,))
+    rig.members(third, dead=(P0, P1))
+    assert len(rig.calls(third)) == 1
+    rig.tell(WorkerExited(P0, -9))
+    assert rig.terminal(ref) is None
+    rig.tell(WorkerExited(P1, -9))
+    assert rig.failed(ref) is ErrorCode.WORKER_LOST
+    assert rig.cancels(third)
+
+
+def test_a_choice_that_is_computed_here_is_not_ended_by_later_proof():
+    rig, ref, _ = fetching(P0, P1)
+    rig.members(P1, dead=(P0,))
+    rig.members(dead=(P0, P1))
+    rig.step()
+    rig.tell(WorkerExited(P0, -9))
+    rig.tell(WorkerExited(P1, -9))
+    rig.run()
+    assert rig.answer(ref) == [43, 44]
+
+
+def test_a_worker_that_failed_first_and_died_later_counts_no_death():
+    rig, ref, call = fetching(P0, P1)
+    rig.fail(call, ErrorCode.INTERNAL)
+    rig.tell(WorkerExited(P0, -9))
+    rig.tell(WorkerExited(P1, -9))
+    rig.run()
+    assert rig.answer(ref) == [43, 44]

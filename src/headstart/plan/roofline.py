@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from headstart.config.errors import ConfigError
 from headstart.plan.cost import CostModel, Experts, FrontCoefficients, StepCoefficients
-from headstart.plan.hardware import Card
+from headstart.plan.gpu_specs import Card
 from headstart.plan.models import DTYPE_BYTES, ModelShape
 from headstart.sim.cost import LinkCost
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from headstart.bench.errors import BenchError
-from headstart.bench.records import UNKNOWN_USAGE, Usage
+from headstart.bench.records import NO_REPORTED_USAGE, ReportedUsage
 
 Json = dict[str, Any]
 Prompt = list[int] | str
@@ -17,7 +17,7 @@ class Delta:
     num_tokens: int = 0
     token_ids: tuple[int, ...] = ()
     text: str = ""
-    usage: Usage = UNKNOWN_USAGE
+    usage: ReportedUsage = NO_REPORTED_USAGE
 
 
 class Reader(Protocol):
@@ -28,7 +28,7 @@ class Reader(Protocol):
         ...
 
 
-class Dialect(Protocol):
+class ApiBackend(Protocol):
     @property
     def path(self) -> str: ...
 
@@ -79,9 +79,9 @@ class CompletionsReader:
         return delta
 
 
-def completion_usage(usage: Json) -> Usage:
+def completion_usage(usage: Json) -> ReportedUsage:
     ours = usage.get("headstart") or {}
-    return Usage(
+    return ReportedUsage(
         prompt_tokens=usage.get("prompt_tokens"),
         completion_tokens=usage.get("completion_tokens"),
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
@@ -128,7 +128,7 @@ class GenerateReader:
         fresh_ids = ids[self._num_ids :] if len(ids) == total else ids
         self._num_ids += len(fresh_ids)
         num_tokens, self._num_tokens = total - self._num_tokens, total
-        usage = Usage(meta.get("prompt_tokens"), total, meta.get("cached_tokens"))
+        usage = ReportedUsage(meta.get("prompt_tokens"), total, meta.get("cached_tokens"))
         return Delta(num_tokens, fresh_ids, fresh_text, usage)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headstart.core.messages import WorkerLoad
-from headstart.plan.watch import Watch, look_of, workers_table
+from headstart.plan.utilisation import Watch, look_of, workers_table
 from headstart.sim.cluster import SimCluster
 from headstart.sim.spec import ClusterSpec, Modelling, Timing
 

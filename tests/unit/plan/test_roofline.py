@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from headstart.config.errors import ConfigError
-from headstart.plan.hardware import CARDS, card_named
+from headstart.plan.gpu_specs import CARDS, card_named
 from headstart.plan.models import PRESETS, model_named
-from headstart.plan.sheet import Assumptions, Sharding, pool_tokens, sheet_model
+from headstart.plan.roofline import Assumptions, Sharding, pool_tokens, sheet_model
 from headstart.sim.cost import StepShape
 
 BOUND = Assumptions(bandwidth_share=1.0, flops_share=800 / 989, step_overhead_s=0.0, request_overhead_s=0.0)

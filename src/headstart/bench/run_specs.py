@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headstart.bench.drive import Pace
 from headstart.bench.errors import BenchError
+from headstart.bench.load_generator import Pace
 from headstart.bench.machine import commit
-from headstart.bench.measure import Plan
+from headstart.bench.measure import RunSpec
 from headstart.bench.options import Options, OrderOptions, PrefixOptions, TargetOptions
 from headstart.bench.presets import PRESETS, scaled, with_prefix_share
 from headstart.bench.target import Address
@@ -36,7 +36,7 @@ def addresses(target: TargetOptions) -> list[Address]:
     return [first, Address(target.against, target.against_label, *rest)] if target.against else [first]
 
 
-def plans(options: Options, context_len: int | None) -> Iterator[Plan]:
+def run_specs(options: Options, context_len: int | None) -> Iterator[RunSpec]:
     """Every combination of prefix share, concurrency and seed. `context_len`: the longest request the target takes.
     Raises BenchError for one that is longer; as text, nobody knows yet how long one is."""
     code = commit()
@@ -46,7 +46,7 @@ def plans(options: Options, context_len: int | None) -> Iterator[Plan]:
                 workload, flush = shape.build(seed), not options.load.no_flush
                 if context_len and options.load.prompt_format == "ids":
                     _refuse_too_long(workload, context_len)
-                yield Plan(workload, described(shape), pace, seed, share, flush, code)
+                yield RunSpec(workload, described(shape), pace, seed, share, flush, code)
 
 
 def _refuse_too_long(workload: Workload, context_len: int) -> None:

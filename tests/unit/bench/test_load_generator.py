@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from headstart.bench.drive import Pace, play
 from headstart.bench.errors import BenchError
-from headstart.bench.workload import Length, MultiTurn, NoReuse, Piece, Session, Turn
-from tests.support.bench_targets import SOURCE, Server, VirtualTime, stage
+from headstart.bench.load_generator import Pace, play
+from headstart.bench.workload import Length, MultiTurn, NoReuse, Session, TokenSpan, Turn
+from tests.support.bench_targets import SOURCE, Server, VirtualTime, load_env
 
 
 def played(sessions, pace=None, **options):
@@ -17,12 +17,12 @@ def played(sessions, pace=None, **options):
     for name in ("fails",):
         if name in options:
             setattr(server, name, options.pop(name))
-    phase = time.run(play(sessions, pace or Pace(), stage(server, **options), Random(1)))
+    phase = time.run(play(sessions, pace or Pace(), load_env(server, **options), Random(1)))
     return phase, server
 
 
 def fresh(length, stream=1):
-    return (Piece(stream, 0, length),)
+    return (TokenSpan(stream, 0, length),)
 
 
 def test_a_turn_is_the_previous_prompt_and_the_servers_own_output_and_fresh_tokens():
@@ -59,13 +59,13 @@ def test_without_token_ids_a_continuing_turn_is_refused_and_single_turns_are_not
 def test_possible_reuse_counts_whole_blocks_of_earlier_prompts_and_answers():
     session = Session("s", (Turn(fresh(40), 30), Turn(fresh(50, 2), 2), Turn(fresh(40, 1), 2, keep=0)))
     phase, _ = played([session])
-    assert [record.asked.possible_len for record in phase.records] == [0, 64, 32]
+    assert [record.request.possible_len for record in phase.records] == [0, 64, 32]
 
 
 def test_the_last_token_of_an_answer_cannot_be_reused():
     session = Session("s", (Turn(fresh(40), 24), Turn(fresh(50, 2), 2)))
     phase, _ = played([session])
-    assert [record.asked.possible_len for record in phase.records] == [0, 48]
+    assert [record.request.possible_len for record in phase.records] == [0, 48]
 
 
 def test_the_concurrency_limit_holds_and_is_used():
@@ -94,7 +94,7 @@ def test_open_loop_sends_at_due_times_but_never_before_the_answer_it_continues()
     )
     phase, server = played([session], Pace(open_loop=True, speed=2.0))
     assert server.sent_at == [101.0, 105.0, 145.0]
-    assert [record.asked.late_s for record in phase.records] == [0.0, 3.0, 0.0]
+    assert [record.request.late_s for record in phase.records] == [0.0, 3.0, 0.0]
 
 
 def test_a_failed_turn_ends_its_session_and_no_other():

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from headstart.bench.measure import Plan, Row
-from headstart.bench.records import Record
+from headstart.bench.measure import Row, RunSpec
+from headstart.bench.records import RequestRecord
 from headstart.bench.workload import TokenSource
 from headstart.plan.capacity import Split
 from headstart.plan.deployment import Deployment
@@ -12,7 +12,7 @@ from headstart.plan.slo import Latencies, Targets, is_good
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SimulatedSplit:
     """What a simulation of one split gave. Rates are requests per second."""
 
     split: Split
@@ -29,24 +29,24 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Trials:
+class SplitSimulator:
     """Simulates splits of one deployment under one load."""
 
-    plan: Plan
+    run_spec: RunSpec
     deployment: Deployment
     targets: Targets
     source: TokenSource
 
-    def simulate(self, split: Split, max_running: int) -> Trial:
+    def simulate(self, split: Split, max_running: int) -> SimulatedSplit:
         """Raises BenchError if a request fails."""
-        measured = {session.name for session in self.plan.workload.measured}
-        records: list[Record] = []
+        measured = {session.name for session in self.run_spec.workload.measured}
+        records: list[RequestRecord] = []
 
-        def keep(record: Record) -> None:
-            if record.asked.session in measured:
+        def keep(record: RequestRecord) -> None:
+            if record.request.session in measured:
                 records.append(record)
 
-        row = simulated_row(self.plan, self._resized(split, max_running), str(split), self.source, keep)
+        row = simulated_row(self.run_spec, self._resized(split, max_running), str(split), self.source, keep)
         good = sum(is_good(record, self.targets) for record in records)
         return _trial(split, max_running, row, good / row["duration"])
 
@@ -57,9 +57,9 @@ class Trials:
         return replace(self.deployment, spec=sized)
 
 
-def _trial(split: Split, max_running: int, row: Row, goodput: float) -> Trial:
+def _trial(split: Split, max_running: int, row: Row, goodput: float) -> SimulatedSplit:
     decode = [worker for worker in row["workers"] if worker["worker"].startswith("decode")]
-    return Trial(
+    return SimulatedSplit(
         split,
         max_running,
         row["request_throughput"],

@@ -9,18 +9,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from headstart.bench.workload import Piece, Session, stream_id
+from headstart.bench.workload import Session, TokenSpan, stream_id
 from headstart.gateway.policy import TOKENS_PER_CHOICE
 
 NUM_WINDOWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PlannedRequest:
     """One request: its prompt as pieces, and its answer as the last one."""
 
-    prompt: tuple[Piece, ...]
-    answer: Piece
+    prompt: tuple[TokenSpan, ...]
+    answer: TokenSpan
 
     @property
     def prompt_len(self) -> int:
@@ -30,11 +30,11 @@ class Ask:
     def total_len(self) -> int:
         return self.prompt_len + self.answer.length
 
-    def halfway(self) -> tuple[Piece, ...]:
+    def halfway(self) -> tuple[TokenSpan, ...]:
         """Prompt and half of the answer: what a running request holds on average."""
-        return (*self.prompt, Piece(self.answer.stream, 0, self.answer.length // 2))
+        return (*self.prompt, TokenSpan(self.answer.stream, 0, self.answer.length // 2))
 
-    def whole(self) -> tuple[Piece, ...]:
+    def whole(self) -> tuple[TokenSpan, ...]:
         return (*self.prompt, self.answer)
 
 
@@ -45,7 +45,7 @@ class _Branch:
     length: int = 0
     behind: dict[tuple[int, int], "_Branch"] = field(default_factory=dict)
 
-    def split(self, head: Piece) -> None:
+    def split(self, head: TokenSpan) -> None:
         """End after `head`, which it begins with; the rest follows."""
         rest = _Branch(self.length - head.length, self.behind)
         self.length, self.behind = head.length, {(head.stream, head.start + head.length): rest}
@@ -57,7 +57,7 @@ class PathIndex:
     def __init__(self) -> None:
         self._root = _Branch()
 
-    def known(self, pieces: Iterable[Piece]) -> int:
+    def known(self, pieces: Iterable[TokenSpan]) -> int:
         """Tokens of the longest seen prefix."""
         branch, known = self._root, 0
         for piece in pieces:
@@ -71,7 +71,7 @@ class PathIndex:
                 branch, piece = following, _after(piece, following.length)
         return known
 
-    def add(self, pieces: Iterable[Piece]) -> int:
+    def add(self, pieces: Iterable[TokenSpan]) -> int:
         """See a path. Returns the tokens that were new."""
         branch, new = self._root, 0
         for piece in pieces:
@@ -87,8 +87,8 @@ class PathIndex:
         return new
 
 
-def _after(piece: Piece, num_tokens: int) -> Piece:
-    return Piece(piece.stream, piece.start + num_tokens, piece.length - num_tokens)
+def _after(piece: TokenSpan, num_tokens: int) -> TokenSpan:
+    return TokenSpan(piece.stream, piece.start + num_tokens, piece.length - num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,75 +108,77 @@ class PromptWork:
     num_cached: int
 
 
-def asks_of(sessions: Sequence[Session]) -> list[Ask]:
+def planned_requests(sessions: Sequence[Session]) -> list[PlannedRequest]:
     """Every request, first turns first: in a closed loop the sessions go forward side by side."""
-    rounds: list[list[Ask]] = []
+    rounds: list[list[PlannedRequest]] = []
     for session in sessions:
-        context: tuple[Piece, ...] = ()
+        context: tuple[TokenSpan, ...] = ()
         for number, turn in enumerate(session.turns):
             prompt = _joined((*_kept(context, turn.keep), *turn.fresh))
-            ask = Ask(prompt, Piece(stream_id("answer", session.name, number), 0, turn.output_len))
+            request = PlannedRequest(prompt, TokenSpan(stream_id("answer", session.name, number), 0, turn.output_len))
             if number == len(rounds):
                 rounds.append([])
-            rounds[number].append(ask)
-            context = ask.whole()
-    return [ask for asks in rounds for ask in asks]
+            rounds[number].append(request)
+            context = request.whole()
+    return [request for requests in rounds for request in requests]
 
 
-def prompt_work(asks: Sequence[Ask], num_workers: int, *, warm: Sequence[Ask] = ()) -> list[PromptWork]:
+def prompt_work(
+    requests: Sequence[PlannedRequest], num_workers: int, *, warm: Sequence[PlannedRequest] = ()
+) -> list[PromptWork]:
     """What prefill workers compute when requests go round them in turn and each keeps every prompt it computed.
 
-    No worker holds an answer: decode workers generate those. `warm` was asked before and is not counted.
+    No worker holds an answer: decode workers generate those. `warm` was sent before and is not counted.
     """
     indexes = [PathIndex() for _ in range(num_workers)]
     work = []
-    for number, ask in enumerate((*warm, *asks)):
+    for number, request in enumerate((*warm, *requests)):
         index = indexes[number % num_workers]
-        known = min(index.known(ask.prompt), ask.prompt_len - 1)
-        index.add(ask.prompt)
-        work.append(PromptWork(ask.prompt_len - 1 - known, known))
+        known = min(index.known(request.prompt), request.prompt_len - 1)
+        index.add(request.prompt)
+        work.append(PromptWork(request.prompt_len - 1 - known, known))
     return work[len(warm) :]
 
 
-def placed(asks: Sequence[Ask], num_workers: int, at_once: int) -> list[list[Ask]]:
+def placed(requests: Sequence[PlannedRequest], num_workers: int, at_once: int) -> list[list[PlannedRequest]]:
     """Which decode worker gets which request when the gateway weighs held prefixes against the last `at_once` choices."""
     indexes = [PathIndex() for _ in range(num_workers)]
-    places: list[list[Ask]] = [[] for _ in indexes]
+    places: list[list[PlannedRequest]] = [[] for _ in indexes]
     recent: list[int] = []
     loads = [0] * num_workers
-    for number, ask in enumerate(asks):
+    for number, request in enumerate(requests):
         if number >= at_once:
             loads[recent[number - at_once]] -= 1
         prices = [
-            TOKENS_PER_CHOICE * load - index.known(ask.prompt) for load, index in zip(loads, indexes, strict=True)
+            TOKENS_PER_CHOICE * load - index.known(request.prompt) for load, index in zip(loads, indexes, strict=True)
         ]
         chosen = prices.index(min(prices))
-        indexes[chosen].add(ask.whole())
-        places[chosen].append(ask)
+        indexes[chosen].add(request.whole())
+        places[chosen].append(request)
         recent.append(chosen)
         loads[chosen] += 1
     return places
 
 
-def delta_tokens(places: Sequence[Sequence[Ask]], *, warm: Sequence[Ask] = ()) -> float:
+def delta_tokens(places: Sequence[Sequence[PlannedRequest]], *, warm: Sequence[PlannedRequest] = ()) -> float:
     """Mean prompt tokens that a decode worker lacks when it keeps everything it ever held. `warm` is not counted."""
     uncounted = frozenset(warm)
     missing = []
     for place in places:
         index = PathIndex()
-        for ask in place:
-            if ask not in uncounted:
-                missing.append(ask.prompt_len - index.known(ask.prompt))
-            index.add(ask.whole())
+        for request in place:
+            if request not in uncounted:
+                missing.append(request.prompt_len - index.known(request.prompt))
+            index.add(request.whole())
     return fmean(missing)
 
 
-def held(asks: Sequence[Ask], num_rows: int, *, whole: bool) -> Held:
+def held(requests: Sequence[PlannedRequest], num_rows: int, *, whole: bool) -> Held:
     """A batch of `num_rows` neighbours, the mean over windows spread evenly. `whole`: with their whole answers."""
-    num_rows = min(num_rows, len(asks))
+    num_rows = min(num_rows, len(requests))
     each, unique = [], []
-    for start in _starts(len(asks) - num_rows):
-        paths = [ask.whole() if whole else ask.halfway() for ask in asks[start : start + num_rows]]
+    for start in _starts(len(requests) - num_rows):
+        paths = [request.whole() if whole else request.halfway() for request in requests[start : start + num_rows]]
         index = PathIndex()
         each.append(sum(map(_length, paths)))
         unique.append(sum(map(index.add, paths)))
@@ -187,29 +189,29 @@ def _starts(last: int) -> list[int]:
     return sorted({round(last * number / (NUM_WINDOWS - 1)) for number in range(NUM_WINDOWS)})
 
 
-def _kept(context: tuple[Piece, ...], keep: int | None) -> tuple[Piece, ...]:
+def _kept(context: tuple[TokenSpan, ...], keep: int | None) -> tuple[TokenSpan, ...]:
     if keep is None:
         return context
-    kept: list[Piece] = []
+    kept: list[TokenSpan] = []
     for piece in context:
         if keep <= 0:
             break
-        kept.append(Piece(piece.stream, piece.start, min(piece.length, keep)))
+        kept.append(TokenSpan(piece.stream, piece.start, min(piece.length, keep)))
         keep -= piece.length
     return tuple(kept)
 
 
-def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+def _joined(pieces: Iterable[TokenSpan]) -> tuple[TokenSpan, ...]:
     """The same tokens, with neighbours that go on in one stream made one."""
-    joined: list[Piece] = []
+    joined: list[TokenSpan] = []
     for piece in pieces:
         last = joined[-1] if joined else None
         if last is not None and (last.stream, last.start + last.length) == (piece.stream, piece.start):
-            joined[-1] = Piece(last.stream, last.start, last.length + piece.length)
+            joined[-1] = TokenSpan(last.stream, last.start, last.length + piece.length)
         else:
             joined.append(piece)
     return tuple(joined)
 
 
-def _length(pieces: Iterable[Piece]) -> int:
+def _length(pieces: Iterable[TokenSpan]) -> int:
     return sum(piece.length for piece in pieces)
