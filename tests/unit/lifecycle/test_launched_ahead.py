@@ -1,10 +1,10 @@
 """A cluster whose workers launch ahead and guess: every answer is the one of one step and one token at a time."""
 
 import pytest
-from worlds import assert_right, make_world, prompt, settle, submit
 
 from headstart.core.request import SamplingParams
 from headstart.sim.spec import Modelling
+from tests.support.clusters import assert_right, make_cluster, prompt, settle, submit
 
 SAMPLINGS = [
     SamplingParams(temperature=0.0),
@@ -17,17 +17,17 @@ def play(max_steps: int, num_drafts: int, decode_pages: int) -> tuple[list[list[
     """Twelve requests, cacheable or not, some with stop ids; what each answered, and the decode worker's counters."""
     modelling = Modelling(decode_steps_in_flight=(max_steps,), prefill_steps_in_flight=(max_steps,))
     limits = {"num_draft_tokens": num_drafts, "num_reserved_decode_tokens": 2}
-    world = make_world(decode_pages=decode_pages, decode=limits, modelling=modelling)
+    cluster = make_cluster(decode_pages=decode_pages, decode=limits, modelling=modelling)
     handles = []
     for number in range(12):
         stops = {"stop_token_ids": (5, 40), "min_new_tokens": 3} if number % 4 == 1 else {}
         tokens = prompt(9 + number, number % 3)
         sampling = SAMPLINGS[number % 3]
-        handles.append(submit(world, tokens, 24, sampling=sampling, cacheable=number % 5 > 0, **stops))
-        world.run_for(0.01)
-    settle(world)
+        handles.append(submit(cluster, tokens, 24, sampling=sampling, cacheable=number % 5 > 0, **stops))
+        cluster.run_for(0.01)
+    settle(cluster)
     assert_right(*handles)
-    return [handle.tokens for handle in handles], world.load("decode-0")
+    return [handle.tokens for handle in handles], cluster.load("decode-0")
 
 
 @pytest.mark.parametrize("decode_pages", [200, 26])
