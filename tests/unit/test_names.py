@@ -8,22 +8,15 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "headstart"
-SHARED = {
+SHARED: dict[str, set[str]] = {
     "Call": {"scheduler/prefill/states.py", "worker/decision_log.py"},
-    "Failure": {"gateway/stream.py", "worker/decision_log.py"},
     "FusedAttention": {"model/fuse.py", "model/gpu_fusion.py"},
     "FusedMLP": {"model/fuse.py", "model/gpu_fusion.py"},
     "FusedNorm": {"model/fuse.py", "model/gpu_fusion.py"},
     "InflightStep": {"scheduler/decode/batching.py", "scheduler/prefill/states.py"},
-    "OutputOptions": {"bench/options.py", "gateway/api/params.py"},
-    "Phase": {"bench/drive.py", "scheduler/tickets.py"},
-    "Plan": {"attention/plan.py", "bench/measure.py", "cli.py"},
+    "Plan": {"attention/plan.py", "cli.py"},
     "Prefill": {"cli.py", "core/messages.py"},
     "Running": {"plan/contention.py", "scheduler/decode/states.py"},
-    "Target": {"bench/target.py", "scheduler/sender.py"},
-    "Transport": {"bench/client.py", "transfer/contract.py"},
-    "Usage": {"bench/records.py", "gateway/api/response_bodies.py"},
-    "Wanted": {"gateway/api/output_budget.py", "launch/topology.py"},
 }
 """Public classes that still share a name. The list only ever gets shorter."""
 ALIKE = {("model", "refusals", "refused")}

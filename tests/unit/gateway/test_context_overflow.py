@@ -8,9 +8,8 @@ from headstart.core.errors import ErrorCode
 from headstart.core.messages import Join, WorkerExited, WorkerRef
 from headstart.gateway.api.errors import from_failure
 from headstart.gateway.stream import ChoiceFailure
-
-from .scripted import CONTEXT, Script, ScriptedWorld, chat_body, completion_body, run
-from .world import SPEC
+from tests.support.dispatchers import SPEC
+from tests.support.scripted_gateway import CONTEXT, Script, ScriptedWorld, chat_body, completion_body, run
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODIES = [

@@ -11,8 +11,16 @@ from headstart.gateway.api.fields_doc import tables
 from headstart.gateway.api.known_fields import ACCEPTED, REFUSED, built, letters_apart, typo_of
 from headstart.gateway.api.request_bodies import ChatBody, CompletionBody, TokenizeBody
 from headstart.gateway.state import HttpLimits
-
-from .scripted import CONTEXT, MODEL, Script, ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.scripted_gateway import (
+    CONTEXT,
+    MODEL,
+    Script,
+    ScriptedWorld,
+    chat_body,
+    completion_body,
+    run,
+    saying,
+)
 
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 BODIES = {CHAT: chat_body(), COMPLETIONS: completion_body(), TOKENIZE: {"prompt": "Hi"}}

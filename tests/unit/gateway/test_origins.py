@@ -9,8 +9,7 @@ from headstart.config.errors import ConfigError
 from headstart.config.settings import HttpSettings
 from headstart.gateway.api.auth import KeyRing
 from headstart.gateway.state import HttpLimits
-
-from .scripted import ScriptedWorld, chat_body, completion_body, run
+from tests.support.scripted_gateway import ScriptedWorld, chat_body, completion_body, run
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EVIL, GOOD, HERE = "https://evil.example", "https://good.example", "http://localhost"
