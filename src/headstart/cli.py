@@ -13,7 +13,7 @@ from headstart.bench.options import Options
 from headstart.config.errors import ConfigError
 from headstart.config.settings import GatewaySettings, WorkerSettings, refuse_conflicts
 from headstart.core.errors import WorkerError
-from headstart.launch.topology import Wanted, WorkerCount, detect_machine, resolve_topology
+from headstart.launch.topology import WantedWorkers, WorkerCount, detect_machine, resolve_topology
 from headstart.plan.options import PlanOptions, SimulateOptions
 from headstart.worker.exits import Exit
 from headstart.worker.spec import LogSpec, Role, WorkerSpec
@@ -63,7 +63,7 @@ class Serve:
         from headstart.config.secret_files import with_keys_of_files
         from headstart.launch.serve import ServePlan, serve
 
-        wanted = Wanted(self.prefill, self.decode, self.worker.model.device, self.gpus, self.share_gpu)
+        wanted = WantedWorkers(self.prefill, self.decode, self.worker.model.device, self.gpus, self.share_gpu)
         topology = resolve_topology(wanted, detect_machine(os.environ))
         refuse_conflicts(self.worker)
         gateway = with_keys_of_files(self.gateway)
@@ -167,7 +167,7 @@ class Replay:
     """The folder that --record named."""
 
     def run(self) -> int:
-        from headstart.sim.replay_report import replay_folder
+        from headstart.sim.decision_report import replay_folder
 
         return replay_folder(Path(self.folder))
 
@@ -177,7 +177,7 @@ class Simulate(SimulateOptions):
     """Play the same workloads on a cluster in virtual time, with step times from a data sheet or a calibration."""
 
     def run(self) -> int:
-        from headstart.plan.simulate import run
+        from headstart.plan.simulate_command import run
 
         return run(self)
 
