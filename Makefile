@@ -91,7 +91,7 @@ soak: $(DEV_STAMP)  ## a million operations against the state machines, 10,000 s
 	$(PYTEST) -n 0 -m soak $(TEST_DIRS)
 
 chaos: $(DEV_STAMP)  ## seeded faults over simulated clusters (SEEDS=1000 START=0; a failing seed prints its timeline)
-	PYTHONPATH=tests $(TEST_ENV) $(BIN)/python -m chaos --seeds $(SEEDS) --start $(START)
+	$(TEST_ENV) $(BIN)/python -m tests.chaos --seeds $(SEEDS) --start $(START)
 
 fuzz: $(DEV_STAMP)  ## a minute of bytes chosen by coverage for the wire's decoders (SECONDS=60)
 	$(BIN)/python tests/unit/wire/fuzz_target.py -max_total_time=$(SECONDS)

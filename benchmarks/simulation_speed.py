@@ -21,9 +21,9 @@ from headstart.bench.trace import TraceRequest, read_trace
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
 from headstart.plan.deployment import deployment_of
 from headstart.plan.options import ClusterOptions, CostOptions, DeploymentOptions, WorkerOptions
-from headstart.sim.garbage import rare_collections
-from headstart.sim.spec import WorldSpec
-from headstart.sim.world import World
+from headstart.sim.cluster import SimCluster
+from headstart.sim.gc_tuning import rare_collections
+from headstart.sim.spec import ClusterSpec
 
 WARM_S = 2.0
 TOKEN_BITS = 14
@@ -93,7 +93,7 @@ def tokens_of(blocks: NDArray[np.uint64], block_size: int) -> NDArray[np.int32]:
     return mixed.view(np.int32)
 
 
-def world_spec(num_workers: int, *, jumps: bool) -> WorldSpec:
+def cluster_spec(num_workers: int, *, jumps: bool) -> ClusterSpec:
     """H100 cards with Qwen3-8B, half of them for prefill."""
     options = DeploymentOptions(
         cost=CostOptions(card="H100", model="Qwen3-8B"),
@@ -105,45 +105,45 @@ def world_spec(num_workers: int, *, jumps: bool) -> WorldSpec:
 
 
 @rare_collections()
-def simulate(spec: WorldSpec, arrivals: Iterator[tuple[float, Request]], num_requests: int) -> Result:
-    world = World(spec)
-    world.run_for(WARM_S)
-    began_s, wall_s, cpu_s = world.clock.now(), perf_counter(), process_time()
+def simulate(spec: ClusterSpec, arrivals: Iterator[tuple[float, Request]], num_requests: int) -> Result:
+    cluster = SimCluster(spec)
+    cluster.run_for(WARM_S)
+    began_s, wall_s, cpu_s = cluster.clock.now(), perf_counter(), process_time()
     num_asked = num_finished = 0
 
     def look_back() -> None:
         """Forget what has ended, prompts and all."""
         nonlocal num_finished
-        num_finished += sum(handle.finished is not None for handle in world.handles)
-        world.handles = [handle for handle in world.handles if not handle.is_done]
+        num_finished += sum(handle.finished is not None for handle in cluster.handles)
+        cluster.handles = [handle for handle in cluster.handles if not handle.is_done]
 
     def ask_next() -> None:
         """Only the next few requests exist before their time."""
         asked = next(arrivals, None)
         if asked is not None:
-            world.at(began_s + asked[0], partial(ask, asked[1]))
+            cluster.at(began_s + asked[0], partial(ask, asked[1]))
 
     def ask(request: Request) -> None:
         nonlocal num_asked
         num_asked += 1
-        world.submit(request)
+        cluster.submit(request)
         if num_asked % 500 == 0:
             look_back()
         ask_next()
 
     ask_next()
     while num_asked < num_requests:
-        world.step()
-    while any(not handle.is_done for handle in world.handles):
-        world.run_for(0.1)
+        cluster.step()
+    while any(not handle.is_done for handle in cluster.handles):
+        cluster.run_for(0.1)
     wall_s, cpu_s = perf_counter() - wall_s, process_time() - cpu_s
     look_back()
     if num_finished < num_requests:
         raise SystemExit(f"{num_requests - num_finished} of {num_requests} requests did not finish")
-    loads = [worker.load().counters for name, worker in world.workers.items() if name.startswith("decode")]
+    loads = [worker.load().counters for name, worker in cluster.workers.items() if name.startswith("decode")]
     rows = sum(load.get("output_tokens", 0) for load in loads) / max(1, sum(load.get("steps", 0) for load in loads))
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    virtual_s, jumps = world.clock.now() - began_s, spec.modelling.jumps
+    virtual_s, jumps = cluster.clock.now() - began_s, spec.modelling.jumps
     num_workers = spec.num_prefill + spec.num_decode
     per_minute = 60 * num_requests / wall_s
     return Result(num_workers, num_requests, jumps, rows, wall_s, cpu_s, virtual_s, per_minute, peak_mb)
@@ -157,7 +157,7 @@ def measured(trace: Path, speed: float, num_workers: int, num_requests: int, jum
 
 def _measured(trace: Path, speed: float, num_workers: int, num_requests: int, jumps: bool) -> Result:
     traffic = Traffic(read_trace(trace), speed)
-    return simulate(world_spec(num_workers, jumps=jumps), traffic(num_requests), num_requests)
+    return simulate(cluster_spec(num_workers, jumps=jumps), traffic(num_requests), num_requests)
 
 
 def table(results: list[Result]) -> str:

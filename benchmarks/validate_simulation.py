@@ -42,7 +42,7 @@ from headstart.config.errors import ConfigError
 from headstart.plan.calibrate import Calibration, calibrate
 from headstart.plan.cost import save_model
 from headstart.plan.deployment import Deployment as Simulated
-from headstart.plan.deployment import Hardware, world_spec
+from headstart.plan.deployment import Hardware, cluster_spec
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
 from headstart.plan.simulate_command import simulated_row
 from headstart.sim.decision_report import report
@@ -123,7 +123,7 @@ def predicted(load: Load, seed: int, found: Calibration) -> ReportRow:
     )
     hardware = Hardware(found.costs, POOL_TOKENS, found.context_len)
     return simulated_row(
-        run_spec_of(load, seed), Simulated(found.costs, world_spec(hardware, options)), load.name, SOURCE
+        run_spec_of(load, seed), Simulated(found.costs, cluster_spec(hardware, options)), load.name, SOURCE
     )
 
 

@@ -1,4 +1,4 @@
-"""python -m chaos: seeds of chaos over whole worlds in virtual time, and what they came to.
+"""python -m tests.chaos: seeds of chaos over whole clusters in virtual time, and what they came to.
 
 --seeds N --start K    seeds K, K + 1, ..., K + N - 1; ends at the first that fails, with its last events
 --timeline SEED        everything that happens in one seed, request states included
@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Iterable
 
-from chaos.plan import DRAWN, Devices
-from chaos.run import SeedFailed, Tally, run_seed
+from tests.chaos.plan import DRAWN, Devices
+from tests.chaos.run import SeedFailed, Tally, run_seed
 
 
 def run_seeds(seeds: Iterable[int], devices: Devices = DRAWN) -> Tally:
@@ -39,7 +39,7 @@ def summary(tally: Tally, cpu_s: float) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="chaos", description="seeded chaos in virtual time")
+    parser = argparse.ArgumentParser(prog="tests.chaos", description="seeded chaos in virtual time")
     parser.add_argument("--seeds", type=int, default=100, help="how many")
     parser.add_argument("--start", type=int, default=0, help="the first one")
     parser.add_argument("--timeline", type=int, metavar="SEED", help="print everything that happens in this seed")
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
             print("\n".join(timeline.lines()))
     except SeedFailed as failure:
         print(failure)
-        print(f"\nreplay it: python -m chaos --timeline {failure.seed}")
+        print(f"\nreplay it: python -m tests.chaos --timeline {failure.seed}")
         return 1
     print(summary(tally, time.process_time() - began))
     return 0

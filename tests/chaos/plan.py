@@ -1,6 +1,6 @@
-"""What one seed of chaos does to a world: its size, who asks for what, the weather on its links, and what befalls whom.
+"""What one seed of chaos does to a cluster: its size, who asks for what, the weather on its links, and what befalls whom.
 
-Everything is drawn before the world starts, but for the weather, which draws as messages come: either way a seed has one
+Everything is drawn before the cluster starts, but for the weather, which draws as messages come: either way a seed has one
 history. After `calm_at` nothing new befalls anybody, so that every history ends.
 """
 
@@ -10,9 +10,9 @@ from string import ascii_lowercase
 
 from headstart.core.request import SamplingParams, StopCriteria
 from headstart.sim.cost import linear_cost
-from headstart.sim.network import MessageFate
-from headstart.sim.spec import SMALL_DECODE, SMALL_PREFILL, Timing, WorldSpec
-from headstart.transfer.loopback import Fate
+from headstart.sim.network import MessageFault
+from headstart.sim.spec import SMALL_DECODE, SMALL_PREFILL, ClusterSpec, Timing
+from headstart.transfer.loopback import Fault
 
 CONTEXT_LEN = 64
 MAX_TURN_OUTPUT = 8
@@ -60,18 +60,18 @@ class Weather:
     flipped: float = 0.0  # one bit arrives wrong
     unfinished: float = 0.0  # noticed before one of its pages is right
 
-    def message_fate(self, rng: Random, fine: MessageFate) -> MessageFate:
+    def message_fault(self, rng: Random, fine: MessageFault) -> MessageFault:
         roll = rng.random()
         if roll < self.lost:
-            return MessageFate(0)
+            return MessageFault(0)
         if roll < self.lost + self.doubled:
-            return MessageFate(2, rng.choice((0.0, 0.05, 0.5)))
+            return MessageFault(2, rng.choice((0.0, 0.05, 0.5)))
         if roll < self.lost + self.doubled + self.late:
-            return MessageFate(1, rng.choice((0.002, 0.05, 0.3, 1.5, 4.0)))
+            return MessageFault(1, rng.choice((0.002, 0.05, 0.3, 1.5, 4.0)))
         return fine
 
-    def write_fate(self, rng: Random) -> Fate:
-        return Fate(
+    def write_fault(self, rng: Random) -> Fault:
+        return Fault(
             refused=rng.random() < self.refused,
             fails=rng.random() < self.torn,
             delay_s=rng.choice((0.1, 0.5, 3.0)) if rng.random() < self.slow else None,
@@ -131,7 +131,7 @@ class Trap:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    spec: WorldSpec
+    spec: ClusterSpec
     conversations: tuple[Conversation, ...]
     weather: Weather
     incidents: tuple[Incident, ...] = ()
@@ -169,11 +169,11 @@ def draw_plan(seed: int, devices: Devices = DRAWN) -> Plan:
     )
 
 
-def _draw_spec(rng: Random) -> WorldSpec:
+def _draw_spec(rng: Random) -> ClusterSpec:
     page_size = rng.choice((1, 4, 4, 8))
     longest = CONTEXT_LEN // page_size + 1
     num_prefill, num_decode = rng.choice(((2, 2), (2, 2), (2, 2), (1, 2), (2, 1), (1, 1)))
-    return WorldSpec(
+    return ClusterSpec(
         num_prefill,
         num_decode,
         page_size,
@@ -191,7 +191,7 @@ def _draw_spec(rng: Random) -> WorldSpec:
     )
 
 
-def _with_devices(spec: WorldSpec, rng: Random, devices: Devices) -> WorldSpec:
+def _with_devices(spec: ClusterSpec, rng: Random, devices: Devices) -> ClusterSpec:
     """At least one worker of the cluster takes one step at a time, and at least one two, if nothing else is asked for."""
     first = rng.choice((1, 2))
     prefill, decode = (first, 3 - first), (3 - first, first)

@@ -1,8 +1,8 @@
-"""One seed of chaos: a plan carried out on a world, with everything that must hold checked after every step.
+"""One seed of chaos: a plan carried out on a cluster, with everything that must hold checked after every step.
 
     stormy ──calm_at──► calm ──every request has ended──► settling ──nothing under way──► probed ──► judged
 
-stormy    what the plan says befalls the world
+stormy    what the plan says befalls the cluster
 calm      no fault any more; stalled workers go on
 settling  what is still under way between workers ends
 probed    fresh requests are served in full: whatever happened left nothing that stands in the way
@@ -15,7 +15,20 @@ from random import Random
 
 from msgspec import structs
 
-from chaos.plan import (
+from headstart.core.errors import ErrorCode
+from headstart.core.messages import Join, KillRequest, LauncherHello, Message, TicketRef, WorkerExited, WorkerRef
+from headstart.core.request import ChoiceRef, Request, StopCriteria
+from headstart.kv.cache import PrefixCache
+from headstart.scheduler.decode.scheduler import DecodeScheduler
+from headstart.scheduler.tickets import Phase
+from headstart.sim.build import MakeCache, OpenLog
+from headstart.sim.client import Handle
+from headstart.sim.cluster import GREEDY, SimCluster
+from headstart.sim.kv_fingerprints import Draw, oracle
+from headstart.sim.network import NO_FAULT, MessageFault
+from headstart.sim.worker import GATEWAY
+from headstart.transfer.loopback import Fault, Posted
+from tests.chaos.plan import (
     CONTEXT_LEN,
     DRAWN,
     Burst,
@@ -30,21 +43,8 @@ from chaos.plan import (
     Turn,
     draw_plan,
 )
-from chaos.text_client import Reader, read, submit_text
-from chaos.timeline import Timeline
-from headstart.core.errors import ErrorCode
-from headstart.core.messages import Join, KillRequest, LauncherHello, Message, TicketRef, WorkerExited, WorkerRef
-from headstart.core.request import ChoiceRef, Request, StopCriteria
-from headstart.kv.cache import PrefixCache
-from headstart.scheduler.decode.scheduler import DecodeScheduler
-from headstart.scheduler.tickets import Phase
-from headstart.sim.build import MakeCache, OpenLog
-from headstart.sim.client import Handle
-from headstart.sim.network import FINE, MessageFate
-from headstart.sim.watermarks import Draw, oracle
-from headstart.sim.worker import GATEWAY
-from headstart.sim.world import GREEDY, World
-from headstart.transfer.loopback import Fate, Posted
+from tests.chaos.text_client import Reader, read, submit_text
+from tests.chaos.timeline import Timeline
 
 RELIABLE = (Join, WorkerExited, LauncherHello, KillRequest)
 """What the launcher and a process's start say is repeated until it arrives."""
@@ -136,8 +136,8 @@ class ChaosRun:
         make_cache: MakeCache = PrefixCache,
         open_log: OpenLog | None = None,
     ) -> None:
-        self.world = World(plan.spec, seed, make_cache, open_log)
-        self.timeline = Timeline(self.world.clock)
+        self.cluster = SimCluster(plan.spec, seed, make_cache, open_log)
+        self.timeline = Timeline(self.cluster.clock)
         self.tally = Tally(seeds=1)
         self._plan = plan
         self._rng = Random(f"weather {seed}")
@@ -150,9 +150,9 @@ class ChaosRun:
         self._num_due = 0
 
     def run(self) -> Tally:
-        world, plan = self.world, self._plan
-        world.judge_messages(self._judge_message)
-        world.judge_writes(self._judge_write)
+        cluster, plan = self.cluster, self._plan
+        cluster.inject_message_faults(self._inject_message_fault)
+        cluster.inject_write_faults(self._inject_write_fault)
         for conversation in plan.conversations:
             self._later(conversation.turns[0].think_s + 0.05, partial(self._ask, conversation, 0, []))
         for incident in plan.incidents:
@@ -161,34 +161,34 @@ class ChaosRun:
         self._calm()
         while self._asked or self._num_due:
             self._step()
-        self._step_until(world.clock.now() + BACK_S)
-        while not (world.is_quiet() and world.gateway.is_ready):
+        self._step_until(cluster.clock.now() + BACK_S)
+        while not (cluster.is_quiet() and cluster.gateway.is_ready):
             self._step()
         self._probe()
-        self._harvest(list(world.workers))
-        world.check_idle()
-        self.tally.counts += Counter(resubmitted=world.gateway.counters["resubmitted"])
-        self.tally.counts["steps"] += sum(worker.organs.executor.num_steps for worker in world.workers.values())
+        self._harvest(list(cluster.workers))
+        cluster.check_idle()
+        self.tally.counts += Counter(resubmitted=cluster.gateway.counters["resubmitted"])
+        self.tally.counts["steps"] += sum(worker.organs.executor.num_steps for worker in cluster.workers.values())
         return self.tally
 
     # ---- time --------------------------------------------------------------------------------------------------------
 
     def _later(self, time_s: float, action: "partial[None]") -> None:
         self._num_due += 1
-        self.world.at(time_s, partial(self._due, action))
+        self.cluster.at(time_s, partial(self._due, action))
 
     def _due(self, action: "partial[None]") -> None:
         self._num_due -= 1
         action()
 
     def _step_until(self, time_s: float) -> None:
-        while self.world.clock.now() < time_s:
+        while self.cluster.clock.now() < time_s:
             self._step()
 
     def _step(self) -> None:
-        self.world.step()
-        assert self.world.clock.now() < LAST_S, "a request or a write never ends"
-        self.world.check()
+        self.cluster.step()
+        assert self.cluster.clock.now() < LAST_S, "a request or a write never ends"
+        self.cluster.check()
         self._note_quarantine()
         if self._with_states:
             self.timeline.stand(self._states())
@@ -197,12 +197,12 @@ class ChaosRun:
 
     def _calm(self) -> None:
         self.timeline.did("calm: no fault from here on")
-        self.world.judge_messages(self._watch_message)
-        self.world.judge_writes(self._watch_write)
+        self.cluster.inject_message_faults(self._watch_message)
+        self.cluster.inject_write_faults(self._watch_write)
         self._silent_until.clear()
         self._traps.clear()
-        for name in sorted(self.world.workers):
-            self._resume(self.world.workers[name].ref)
+        for name in sorted(self.cluster.workers):
+            self._resume(self.cluster.workers[name].ref)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class ChaosRun:
         turn = conversation.turns[index]
         room = CONTEXT_LEN - turn.stop.max_new_tokens
         prompt = [*before, *turn.said][:room]
-        base = self.world.request(prompt, deadline_s=turn.deadline_s, namespace=conversation.namespace)
+        base = self.cluster.request(prompt, deadline_s=turn.deadline_s, namespace=conversation.namespace)
         base = structs.replace(base, stop=turn.stop, sampling=turn.sampling)
         request_id = base.ref.request_id
         if index + 1 < len(conversation.turns):
@@ -220,15 +220,15 @@ class ChaosRun:
         for choice in range(turn.num_choices):
             self._submit_choice(structs.replace(base, ref=ChoiceRef(request_id, choice)), turn.stops)
         if turn.cancel_after_s is not None:
-            self._later(self.world.clock.now() + turn.cancel_after_s, partial(self._cancel, request_id))
+            self._later(self.cluster.clock.now() + turn.cancel_after_s, partial(self._cancel, request_id))
 
     def _submit_choice(self, request: Request, stops: tuple[str, ...]) -> None:
         self.tally.requests += 1
         self._asked.append(self._submit(request, stops))
 
     def _submit(self, request: Request, stops: tuple[str, ...] = ()) -> _Asked:
-        now = self.world.clock.now()
-        return _Asked(submit_text(self.world, request, stops), stops, now + request.remaining_s, heard_at=now)
+        now = self.cluster.clock.now()
+        return _Asked(submit_text(self.cluster, request, stops), stops, now + request.remaining_s, heard_at=now)
 
     def _cancel(self, request_id: str) -> None:
         open_now = [asked for asked in self._asked if asked.handle.request.ref.request_id == request_id]
@@ -236,11 +236,11 @@ class ChaosRun:
             self.timeline.did(f"{request_id}: its client leaves")
             for asked in open_now:
                 asked.cancelled = True
-            self.world.cancel(open_now[0].handle)
+            self.cluster.cancel(open_now[0].handle)
 
     def _look_at(self, asked: _Asked) -> None:
-        """Judge what has come of a choice since the last step."""
-        handle, now = asked.handle, self.world.clock.now()
+        """FaultInjector what has come of a choice since the last step."""
+        handle, now = asked.handle, self.cluster.clock.now()
         if len(handle.tokens) > asked.num_heard or handle.is_done:
             self.tally.longest_stall_s = max(self.tally.longest_stall_s, now - asked.heard_at)
             asked.num_heard, asked.heard_at = len(handle.tokens), now
@@ -280,22 +280,22 @@ class ChaosRun:
         ref = asked.handle.request.ref
         if ref.choice == 0 and (following := self._next_turns.pop(ref.request_id, None)) is not None:
             conversation, index, prompt = following
-            at = self.world.clock.now() + conversation.turns[index].think_s
+            at = self.cluster.clock.now() + conversation.turns[index].think_s
             self._later(at, partial(self._ask, conversation, index, [*prompt, *asked.reader.answer.token_ids]))
 
     def _probe(self) -> None:
         for index in range(NUM_PROBES):
-            asked = self._submit(self.world.request([index, *range(CONTEXT_LEN // 2)], 4))
+            asked = self._submit(self.cluster.request([index, *range(CONTEXT_LEN // 2)], 4))
             handle = asked.handle
             self.tally.requests += 1
             while not handle.is_done:
                 self._step()
             assert handle.finished is not None, f"a request after all faults: {handle.failed}"
             self._judge_end(asked)
-        while not self.world.is_quiet():
+        while not self.cluster.is_quiet():
             self._step()
 
-    # ---- what befalls the world --------------------------------------------------------------------------------------
+    # ---- what befalls the cluster --------------------------------------------------------------------------------------
 
     def _befall(self, incident: Incident) -> None:
         match incident:
@@ -305,7 +305,7 @@ class ChaosRun:
                 self._stall(self._ref(incident.name), incident.for_s)
             case Silence():
                 self.timeline.did(f"silence between the gateway and {incident.name} for {incident.for_s} s")
-                self._silent_until[incident.name] = self.world.clock.now() + incident.for_s
+                self._silent_until[incident.name] = self.cluster.clock.now() + incident.for_s
                 self.tally.counts["silences"] += 1
             case Burst():
                 self._burst(incident.count)
@@ -318,7 +318,7 @@ class ChaosRun:
             self._ask(Conversation(b"", (turn,)), 0, [])
 
     def _ref(self, name: str) -> WorkerRef | None:
-        worker = self.world.workers.get(name)
+        worker = self.cluster.workers.get(name)
         return worker.ref if worker is not None else None
 
     def _is_alive(self, ref: WorkerRef | None) -> bool:
@@ -330,20 +330,20 @@ class ChaosRun:
         self.timeline.did(f"kill {ref}")
         self.tally.counts[f"kills of {ref.name.split('-')[0]} workers"] += 1
         self._harvest([ref.name])
-        self.world.kill(ref.name)
+        self.cluster.kill(ref.name)
 
     def _stall(self, ref: WorkerRef | None, for_s: float) -> None:
-        if ref is None or not self._is_alive(ref) or self.world.workers[ref.name].is_stalled:
+        if ref is None or not self._is_alive(ref) or self.cluster.workers[ref.name].is_stalled:
             return
         self.timeline.did(f"stall {ref} for {for_s} s")
         self.tally.counts["stalls"] += 1
-        self.world.stall(ref.name)
-        self._later(self.world.clock.now() + for_s, partial(self._resume, ref))
+        self.cluster.stall(ref.name)
+        self._later(self.cluster.clock.now() + for_s, partial(self._resume, ref))
 
     def _resume(self, ref: WorkerRef) -> None:
-        if self._is_alive(ref) and self.world.workers[ref.name].is_stalled:
+        if self._is_alive(ref) and self.cluster.workers[ref.name].is_stalled:
             self.timeline.did(f"{ref} goes on")
-            self.world.resume(ref.name)
+            self.cluster.resume(ref.name)
 
     def _spring(self, step: str, sender: str, recipient: str) -> bool:
         """Let traps that wait for this step strike. True if one swallows it."""
@@ -358,7 +358,7 @@ class ChaosRun:
                 continue
             del self._traps[trap]
             swallowed |= trap.swallows
-            self._later(self.world.clock.now() + trap.after_s, partial(self._strike, trap, victim))
+            self._later(self.cluster.clock.now() + trap.after_s, partial(self._strike, trap, victim))
         return swallowed
 
     def _strike(self, trap: Trap, victim: WorkerRef) -> None:
@@ -369,27 +369,27 @@ class ChaosRun:
             self._stall(victim, trap.stall_s)
 
     def _named(self, name: str) -> WorkerRef | None:
-        worker = self.world.workers.get(name.split("#")[0])
+        worker = self.cluster.workers.get(name.split("#")[0])
         return worker.ref if worker is not None and str(worker.ref) == name else None
 
     # ---- judges ------------------------------------------------------------------------------------------------------
 
-    def _judge_message(self, sender: str, recipient: str, message: Message) -> MessageFate:
-        fate = self._message_fate(sender, recipient, message)
-        self.timeline.said(sender, recipient, message, fate)
-        return fate
+    def _inject_message_fault(self, sender: str, recipient: str, message: Message) -> MessageFault:
+        fault = self._message_fault(sender, recipient, message)
+        self.timeline.said(sender, recipient, message, fault)
+        return fault
 
-    def _message_fate(self, sender: str, recipient: str, message: Message) -> MessageFate:
-        now = self.world.clock.now()
+    def _message_fault(self, sender: str, recipient: str, message: Message) -> MessageFault:
+        now = self.cluster.clock.now()
         swallowed = self._spring(type(message).__name__, sender, recipient)
         silent_s = self._silence_left(sender, recipient) - now
         if isinstance(message, RELIABLE):
-            return MessageFate(1, silent_s) if silent_s > 0 else FINE
+            return MessageFault(1, silent_s) if silent_s > 0 else NO_FAULT
         if swallowed or silent_s > 0:
-            return MessageFate(0)
-        fate = self._plan.weather.message_fate(self._rng, FINE)
-        self.tally.counts["messages harmed"] += fate is not FINE
-        return fate
+            return MessageFault(0)
+        fault = self._plan.weather.message_fault(self._rng, NO_FAULT)
+        self.tally.counts["messages harmed"] += fault is not NO_FAULT
+        return fault
 
     def _silence_left(self, sender: str, recipient: str) -> float:
         if GATEWAY not in (sender, recipient):
@@ -397,25 +397,25 @@ class ChaosRun:
         other = sender if recipient == GATEWAY else recipient
         return self._silent_until.get(other.split("#")[0], 0.0)
 
-    def _judge_write(self, posted: Posted) -> Fate:
+    def _inject_write_fault(self, posted: Posted) -> Fault:
         refused = self._spring("write", posted.source, posted.peer)
-        fate = Fate(refused=True) if refused else self._plan.weather.write_fate(self._rng)
-        self.tally.counts["writes harmed"] += fate != Fate()
-        self.timeline.posted(posted, fate)
-        return fate
+        fault = Fault(refused=True) if refused else self._plan.weather.write_fault(self._rng)
+        self.tally.counts["writes harmed"] += fault != Fault()
+        self.timeline.posted(posted, fault)
+        return fault
 
-    def _watch_message(self, sender: str, recipient: str, message: Message) -> MessageFate:
-        self.timeline.said(sender, recipient, message, FINE)
-        return FINE
+    def _watch_message(self, sender: str, recipient: str, message: Message) -> MessageFault:
+        self.timeline.said(sender, recipient, message, NO_FAULT)
+        return NO_FAULT
 
-    def _watch_write(self, posted: Posted) -> Fate:
-        self.timeline.posted(posted, Fate())
-        return Fate()
+    def _watch_write(self, posted: Posted) -> Fault:
+        self.timeline.posted(posted, Fault())
+        return Fault()
 
     # ---- what is noted -----------------------------------------------------------------------------------------------
 
     def _decode_schedulers(self) -> list[tuple[WorkerRef, DecodeScheduler]]:
-        found = [(worker.ref, worker.organs.scheduler) for worker in self.world.workers.values()]
+        found = [(worker.ref, worker.organs.scheduler) for worker in self.cluster.workers.values()]
         return [(ref, scheduler) for ref, scheduler in found if isinstance(scheduler, DecodeScheduler)]
 
     def _note_quarantine(self) -> None:
@@ -436,6 +436,6 @@ class ChaosRun:
     def _harvest(self, names: list[str]) -> None:
         """A worker's counters go with it."""
         for name in names:
-            counters = self.world.load(name)
+            counters = self.cluster.load(name)
             for counter in HARVESTED:
                 self.tally.counts[counter] += int(counters.get(counter, 0))

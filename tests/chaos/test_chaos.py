@@ -1,4 +1,4 @@
-"""Seeds of chaos over whole worlds: every end, every output and every page is judged in each of them."""
+"""Seeds of chaos over whole clusters: every end, every output and every page is judged in each of them."""
 
 import hashlib
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.__main__ import main, run_seeds, summary
-from chaos.plan import Devices, draw_plan
-from chaos.run import SeedFailed, run_seed
-from chaos.test_fence import Unfenced
+from tests.chaos.__main__ import main, run_seeds, summary
+from tests.chaos.plan import Devices, draw_plan
+from tests.chaos.run import SeedFailed, run_seed
+from tests.chaos.test_fence import Unfenced
 
 BATCH = 25
 HAPPENINGS = (
@@ -53,9 +53,9 @@ def test_many_seeds() -> None:
 def history(seed: int, hash_seed: str) -> str:
     """Digest of all that happens in a seed, in a process of its own."""
     run = subprocess.run(
-        [sys.executable, "-m", "chaos", "--timeline", str(seed)],
+        [sys.executable, "-m", "tests.chaos", "--timeline", str(seed)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=True,

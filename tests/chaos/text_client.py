@@ -5,9 +5,9 @@ from functools import partial
 
 from headstart.core.messages import Failed, Finished, TokenDelta
 from headstart.core.request import Request
-from headstart.gateway.stream import ChoiceOutput, ChoiceStream, Event, Failure, StopRules
+from headstart.gateway.stream import ChoiceFailure, ChoiceOutput, ChoiceStream, Event, StopRules
 from headstart.sim.client import Handle
-from headstart.sim.world import World
+from headstart.sim.cluster import SimCluster
 
 NUM_LETTERS = 26
 
@@ -48,7 +48,7 @@ class Reader:
         self._stream.on_failed(failed)
 
     def _emit(self, event: Event) -> None:
-        if not isinstance(event, Failure):
+        if not isinstance(event, ChoiceFailure):
             self.answer.add(event)
 
     @property
@@ -56,11 +56,11 @@ class Reader:
         return "".join(self.answer.text)
 
 
-def submit_text(world: World, request: Request, stops: tuple[str, ...]) -> Reader:
+def submit_text(cluster: SimCluster, request: Request, stops: tuple[str, ...]) -> Reader:
     """Submit for a client that reads text, which ends at the first of `stops`."""
-    handle = Handle(request, world.clock, world.clock.now())
-    reader = Reader(handle, stops, partial(world.stop, request.ref))
-    world.submit_to(handle, reader)
+    handle = Handle(request, cluster.clock, cluster.clock.now())
+    reader = Reader(handle, stops, partial(cluster.stop, request.ref))
+    cluster.submit_to(handle, reader)
     return reader
 
 

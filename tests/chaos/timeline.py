@@ -1,4 +1,4 @@
-"""What happened in a world, in order: who said what to whom and what became of it, what was written where, what was
+"""What happened in a cluster, in order: who said what to whom and what became of it, what was written where, what was
 done to whom, and where each request stood."""
 
 from collections.abc import Iterable
@@ -29,10 +29,10 @@ from headstart.core.messages import (
     decode_notice,
 )
 from headstart.core.request import ChoiceRef
-from headstart.sim.network import FINE, MessageFate
-from headstart.transfer.loopback import Fate, Posted
+from headstart.sim.network import NO_FAULT, MessageFault
+from headstart.transfer.loopback import Fault, Posted
 
-FAULTLESS = Fate()
+NO_WRITE_FAULT = Fault()
 ROUTINE = (Heartbeat, Join, Membership, Hello)
 """Said all the time: shown only where something became of it."""
 NAME_WIDTH = 12
@@ -43,17 +43,17 @@ class _Said:
     sender: str
     recipient: str
     message: Message
-    fate: MessageFate
+    fault: MessageFault
 
     def __str__(self) -> str:
         said = f"{self.sender:>{NAME_WIDTH}} -> {self.recipient:<{NAME_WIDTH}} {describe(self.message)}"
-        return said if self.fate is FINE else f"{said}   ** {_message_fate(self.fate)}"
+        return said if self.fault is NO_FAULT else f"{said}   ** {_message_fault(self.fault)}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Posted:
     posted: Posted
-    fate: Fate
+    fault: Fault
 
     def __str__(self) -> str:
         posted = self.posted
@@ -62,7 +62,7 @@ class _Posted:
         if notice is not None:
             what = f"{_ticket(notice.ref)} pages [{notice.first}, {notice.first + notice.count})"
         said = f"{posted.source:>{NAME_WIDTH}} => {posted.peer:<{NAME_WIDTH}} write {what}"
-        return said if self.fate == FAULTLESS else f"{said}   ** {_write_fate(self.fate)}"
+        return said if self.fault == NO_WRITE_FAULT else f"{said}   ** {_write_fault(self.fault)}"
 
 
 class Timeline:
@@ -73,12 +73,12 @@ class Timeline:
         self._events: list[tuple[float, object]] = []
         self._states: dict[tuple[str, ChoiceRef], str] = {}
 
-    def said(self, sender: str, recipient: str, message: Message, fate: MessageFate) -> None:
-        if fate is not FINE or not isinstance(message, ROUTINE):
-            self._events.append((self._clock.now(), _Said(sender, recipient, message, fate)))
+    def said(self, sender: str, recipient: str, message: Message, fault: MessageFault) -> None:
+        if fault is not NO_FAULT or not isinstance(message, ROUTINE):
+            self._events.append((self._clock.now(), _Said(sender, recipient, message, fault)))
 
-    def posted(self, posted: Posted, fate: Fate) -> None:
-        self._events.append((self._clock.now(), _Posted(posted, fate)))
+    def posted(self, posted: Posted, fault: Fault) -> None:
+        self._events.append((self._clock.now(), _Posted(posted, fault)))
 
     def did(self, what: str) -> None:
         self._events.append((self._clock.now(), what))
@@ -142,25 +142,25 @@ def _pages(pages: Iterable[int]) -> str:
     return ",".join(map(str, pages))
 
 
-def _message_fate(fate: MessageFate) -> str:
-    if fate.num_copies == 0:
+def _message_fault(fault: MessageFault) -> str:
+    if fault.num_copies == 0:
         return "lost"
-    copies = "" if fate.num_copies == 1 else f" in {fate.num_copies} copies"
-    return f"late by {fate.delay_s:.3f} s{copies}"
+    copies = "" if fault.num_copies == 1 else f" in {fault.num_copies} copies"
+    return f"late by {fault.delay_s:.3f} s{copies}"
 
 
-def _write_fate(fate: Fate) -> str:
-    if fate.refused:
+def _write_fault(fault: Fault) -> str:
+    if fault.refused:
         return "refused"
-    words = ["torn"] if fate.fails else []
-    if fate.flips:
+    words = ["torn"] if fault.fails else []
+    if fault.flips:
         words.append("a bit flips")
-    if fate.late_page_s is not None:
-        words.append(f"a page is right {fate.late_page_s:.3f} s after its notice")
-    if fate.delay_s is not None:
-        words.append(f"lands after {fate.delay_s:.3f} s")
-    if fate.num_notices != 1:
-        words.append(f"{fate.num_notices} notices")
-    if fate.notice_delay_s:
-        words.append(f"notice late by {fate.notice_delay_s:.3f} s")
+    if fault.late_page_s is not None:
+        words.append(f"a page is right {fault.late_page_s:.3f} s after its notice")
+    if fault.delay_s is not None:
+        words.append(f"lands after {fault.delay_s:.3f} s")
+    if fault.num_notices != 1:
+        words.append(f"{fault.num_notices} notices")
+    if fault.notice_delay_s:
+        words.append(f"notice late by {fault.notice_delay_s:.3f} s")
     return ", ".join(words)

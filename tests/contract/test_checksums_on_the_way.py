@@ -20,7 +20,8 @@ def checksums_of(member: Member, pages: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("backend", [Loopback, Nixl], ids=["loopback", "nixl"])
-def test_case_A5_fifty_writes_five_at_a_time_of_small_and_large_pages(backend: type[Loopback] | type[Nixl]) -> None:
+@pytest.mark.behaviour("A5")
+def test_fifty_writes_five_at_a_time_of_small_and_large_pages(backend: type[Loopback] | type[Nixl]) -> None:
     cluster = Cluster(backend())
     pairs = [
         (cluster.member(f"p{size}", 16, size), cluster.member(f"d{size}", 16, size)) for size in (16_384, 2_400_000)

@@ -10,13 +10,13 @@ from headstart.core.layout import PoolRegion
 from headstart.transfer.contract import Completed, Notice, PeerLost, TransferError, TransferEvent, WriteFailed
 from headstart.transfer.loopback import (
     BusyTime,
-    Fate,
-    Judge,
+    Fault,
+    FaultInjector,
     LoopbackNetwork,
     LoopbackTransport,
     Posted,
     every_write_succeeds,
-    judge_nth,
+    inject_nth,
 )
 from tests.contract.members import pages, stamped
 
@@ -37,10 +37,12 @@ class Time:
 class World:
     """Writer p and target d, connected: writes land after one second, events travel a quarter more."""
 
-    def __init__(self, judge: Judge = every_write_succeeds, seed: int = 1, busy_time: BusyTime | None = None) -> None:
+    def __init__(
+        self, injector: FaultInjector = every_write_succeeds, seed: int = 1, busy_time: BusyTime | None = None
+    ) -> None:
         self.time = Time()
         self.network = LoopbackNetwork(
-            random.Random(seed), self.time, lambda num_bytes: LANDS_AFTER if num_bytes else TRAVELS, judge, busy_time
+            random.Random(seed), self.time, lambda num_bytes: LANDS_AFTER if num_bytes else TRAVELS, injector, busy_time
         )
         self.p_pool, self.p = self.open("p", 1)
         self.d_pool, self.d = self.open("d", 2)
@@ -65,8 +67,8 @@ class World:
 class FullLinks(World):
     """p, q, d and e, each connected to each; either end of a link takes its pages one by one."""
 
-    def __init__(self, judge: Judge = every_write_succeeds) -> None:
-        super().__init__(judge, busy_time=lambda num_bytes: num_bytes / PAGE_BYTES * PAGE_S)
+    def __init__(self, injector: FaultInjector = every_write_succeeds) -> None:
+        super().__init__(injector, busy_time=lambda num_bytes: num_bytes / PAGE_BYTES * PAGE_S)
         self.transports = {"p": self.p, "d": self.d, "q": self.open("q", 3)[1], "e": self.open("e", 4)[1]}
         for writer in self.transports.values():
             for name, target in self.transports.items():
@@ -123,8 +125,8 @@ def test_where_links_fill_up(posts: list[tuple[float, str, int]], landings: list
 
 def test_a_write_that_fails_keeps_its_turn_and_one_with_a_delay_waits_for_its_own() -> None:
     posts = [(0.0, "pd", 1), (0.0, "pd", 1), (0.0, "pd", 1)]
-    fates = {0: Fate(fails=True), 1: Fate(delay_s=LANDS_AFTER + 4.0)}
-    assert FullLinks(judge_nth(fates)).landings(*posts) == [None, 5.0, 1.5]
+    faults = {0: Fault(fails=True), 1: Fault(delay_s=LANDS_AFTER + 4.0)}
+    assert FullLinks(inject_nth(faults)).landings(*posts) == [None, 5.0, 1.5]
 
 
 def test_bytes_land_at_their_time_and_not_at_the_post() -> None:
@@ -203,12 +205,12 @@ def test_without_a_clock_everything_lands_at_the_next_poll() -> None:
     assert pool[PAGE_BYTES:] == b"x" * PAGE_BYTES
 
 
-# ---- fates -----------------------------------------------------------------------------------------------------------
+# ---- faults -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", range(4))
 def test_write_k_of_four_fails_and_the_others_do_not(k: int) -> None:
-    world = World(judge_nth({k: Fate(fails=True)}))
+    world = World(inject_nth({k: Fault(fails=True)}))
     handles = [world.write(n, n, bytes([n])) for n in range(4)]
     world.polls(1.0)
     ended, noticed = world.polls(1.25)
@@ -220,7 +222,7 @@ def test_write_k_of_four_fails_and_the_others_do_not(k: int) -> None:
 def test_a_failed_write_leaves_some_of_its_pages_and_no_notice() -> None:
     parts = set()
     for seed in range(10):
-        world = World(judge_nth({0: Fate(fails=True)}), seed)
+        world = World(inject_nth({0: Fault(fails=True)}), seed)
         world.p.write("d", pages(*range(8)), pages(*range(8)), b"n")
         world.polls(1.0)
         assert world.polls(1.25)[1] == []
@@ -229,7 +231,7 @@ def test_a_failed_write_leaves_some_of_its_pages_and_no_notice() -> None:
 
 
 def test_a_refused_post_raises_and_nothing_is_in_flight() -> None:
-    world = World(judge_nth({1: Fate(refused=True)}))
+    world = World(inject_nth({1: Fault(refused=True)}))
     world.write(0, 0)
     with pytest.raises(TransferError, match="refused"):
         world.write(1, 1)
@@ -238,14 +240,14 @@ def test_a_refused_post_raises_and_nothing_is_in_flight() -> None:
 
 @pytest.mark.parametrize("copies", [0, 1, 2])
 def test_notices_may_be_lost_or_doubled(copies: int) -> None:
-    world = World(judge_nth({0: Fate(num_notices=copies)}))
+    world = World(inject_nth({0: Fault(num_notices=copies)}))
     handle = world.write(0, 0)
     world.polls(1.0)
     assert world.polls(1.25) == ([Completed(handle)], [Notice(b"n")] * copies)
 
 
 def test_a_notice_may_come_long_after_the_completion() -> None:
-    world = World(judge_nth({0: Fate(notice_delay_s=5.0)}))
+    world = World(inject_nth({0: Fault(notice_delay_s=5.0)}))
     handle = world.write(0, 0)
     world.polls(1.0)
     assert world.polls(1.25) == ([Completed(handle)], [])
@@ -253,7 +255,7 @@ def test_a_notice_may_come_long_after_the_completion() -> None:
 
 
 def test_one_write_may_be_late() -> None:
-    world = World(judge_nth({0: Fate(delay_s=30.0)}))
+    world = World(inject_nth({0: Fault(delay_s=30.0)}))
     slow, fast = world.write(0, 0), world.write(1, 1)
     world.polls(1.0)
     assert world.polls(29.0)[0] == [Completed(fast)]
@@ -364,11 +366,11 @@ def test_a_stalled_target_that_is_killed_fails_its_writes() -> None:
 def test_a_judge_sees_who_writes_what_to_whom() -> None:
     seen: list[Posted] = []
 
-    def judge(posted: Posted) -> Fate:
+    def inject(posted: Posted) -> Fault:
         seen.append(posted)
-        return Fate()
+        return Fault()
 
-    world = World(judge)
+    world = World(inject)
     world.p.write("d", pages(1, 2), pages(3, 4), b"x")
     world.write(0, 0)
     assert seen == [Posted("p", "d", 0, 2, b"x"), Posted("p", "d", 1, 1, b"n")]

@@ -23,7 +23,7 @@ from headstart.model.gpu_fusion import fuse_for_gpu
 from headstart.model.info import read_model_info
 from headstart.model.load import load_model
 from headstart.model.source import WeightSource
-from tests.unit.executor.world import write_small_model
+from tests.support.executors import write_small_model
 
 VOCAB = 311
 GREEDY = SamplingParams(temperature=0.0)

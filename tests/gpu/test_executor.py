@@ -14,7 +14,7 @@ from headstart.executor.build import CardLimits, ExecutorConfig, make_executor
 from headstart.model.source import WeightSource
 from tests.gpu import executor_cases as cases
 from tests.gpu.rig import Rig, Setup, assert_greedy, poison, prompt
-from tests.unit.executor.world import write_small_model
+from tests.support.executors import write_small_model
 
 SETUPS = {
     "bf16": Setup(),

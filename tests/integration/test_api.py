@@ -44,6 +44,7 @@ def test_completions_take_text_or_token_ids_and_return_ids_when_asked(demo: Clus
     assert by_text["choices"][0]["token_ids"] == by_ids["choices"][0]["token_ids"]
 
 
+@pytest.mark.behaviour("54")
 def test_a_streamed_completion_and_a_whole_one_agree(demo: Cluster) -> None:
     fields = {"model": DEMO, "prompt": "Count: one, two,", "max_tokens": 12, "temperature": 0.0}
     whole = demo.openai.completions.create(**fields)
@@ -118,6 +119,7 @@ def test_health_ready_metrics_and_cluster_answer(demo: Cluster) -> None:
     assert {worker["name"] for worker in state["workers"]} == {"decode-0", "prefill-0"}
 
 
+@pytest.mark.behaviour("27")
 def test_a_flush_empties_both_caches(demo: Cluster) -> None:
     prompt = "A prompt long enough to fill a page or two, whatever the tokenizer makes of these words." * 2
     demo.complete(prompt, 4)

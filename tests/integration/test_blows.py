@@ -107,12 +107,14 @@ def strike_each(pairs: Cluster) -> Report:
 
 
 @pytest.mark.full
-def test_case_E8_workers_die_stop_and_return_under_load_and_no_token_is_lost_wrong_or_doubled(pairs: Cluster) -> None:
+@pytest.mark.behaviour("E8")
+def test_workers_die_stop_and_return_under_load_and_no_token_is_lost_wrong_or_doubled(pairs: Cluster) -> None:
     strike_each(pairs)
 
 
 @pytest.mark.soak
-def test_case_E8_no_token_waits_longer_than_finding_the_blow_and_computing_anew(pairs: Cluster) -> None:
+@pytest.mark.behaviour("E8")
+def test_no_token_waits_longer_than_finding_the_blow_and_computing_anew(pairs: Cluster) -> None:
     assert [blow.name for blow, stall, goal in strike_each(pairs) if stall > goal] == []
 
 

@@ -31,6 +31,7 @@ def delta_pages(turn: dict, prefix_len: int, page_size: int) -> int:
     return -(-(turn["prompt_len"] - 1 - prefix_len) // page_size)
 
 
+@pytest.mark.behaviour("7")
 def test_six_turns_move_exactly_the_whole_pages_of_each_delta(remote: Cluster) -> None:
     page_size = remote.page_size
     turns = talk(remote, Random(1), first=100, reply=21, then=40)
@@ -54,6 +55,7 @@ def test_with_default_settings_a_short_delta_is_found_the_same_and_moves_nothing
 
 
 @pytest.mark.parametrize("extra", [0, 1])
+@pytest.mark.behaviour("3")
 def test_a_repeated_prompt_moves_no_page_and_calls_no_prefill_worker(remote: Cluster, extra: int) -> None:
     """A prompt of k pages and one token hits all k; of exactly k pages, k - 1, and the rest is one page's delta."""
     page_size = remote.page_size
@@ -81,6 +83,7 @@ def test_a_repeated_prompt_calls_no_prefill_worker_with_default_settings(demo: C
 
 
 @pytest.mark.full
+@pytest.mark.behaviour("7")
 def test_twenty_chats_at_temperature_one_find_all_of_their_last_turn_through_the_token_memory(demo: Cluster) -> None:
     """Text goes out and comes back: without the exact ids behind it, some answers would be read as other tokens."""
     with ThreadPoolExecutor(8) as pool:

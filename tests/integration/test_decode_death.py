@@ -95,7 +95,8 @@ def wrong_ones(asks: dict[str, Ask], streams: Streams) -> list[str]:
     ]
 
 
-def test_case_E18_streams_of_a_dead_decode_worker_go_on_with_the_same_bytes_on_the_other(
+@pytest.mark.behaviour("E18")
+def test_streams_of_a_dead_decode_worker_go_on_with_the_same_bytes_on_the_other(
     pairs: Cluster, asks: dict[str, Ask]
 ) -> None:
     with ThreadPoolExecutor(len(asks)) as pool:
@@ -108,7 +109,8 @@ def test_case_E18_streams_of_a_dead_decode_worker_go_on_with_the_same_bytes_on_t
     pairs.wait_until_free()
 
 
-def test_case_E7_streams_go_on_with_the_same_bytes_when_every_decode_worker_died_and_came_back(
+@pytest.mark.behaviour("E7")
+def test_streams_go_on_with_the_same_bytes_when_every_decode_worker_died_and_came_back(
     pairs: Cluster, asks: dict[str, Ask]
 ) -> None:
     prefill = {worker["name"]: worker["incarnation"] for worker in pairs.alive("prefill")}

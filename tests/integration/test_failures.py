@@ -120,7 +120,8 @@ def test_a_taken_port_is_one_clear_line_before_anything_starts(cluster: Cluster,
 
 
 @pytest.mark.full
-def test_case_H8_eight_workers_of_one_host_start_at_once_and_each_serves(tmp_path: Path) -> None:
+@pytest.mark.behaviour("H8")
+def test_eight_workers_of_one_host_start_at_once_and_each_serves(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, *TINY_FLAGS, "--local-prefill-tokens", "0", "--prefill", "4", "--decode", "4")
     try:
         cluster.wait_until_ready()

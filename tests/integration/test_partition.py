@@ -107,7 +107,8 @@ def cut_and_heal(cluster: Cluster, other: Island) -> Outcome:
 
 
 @pytest.mark.full
-def test_case_E14_a_host_that_is_cut_off_under_load_costs_no_token_and_is_used_again_once_healed(
+@pytest.mark.behaviour("E14")
+def test_a_host_that_is_cut_off_under_load_costs_no_token_and_is_used_again_once_healed(
     here_and_there: tuple[Cluster, Island],
 ) -> None:
     cluster, other = here_and_there
@@ -117,7 +118,8 @@ def test_case_E14_a_host_that_is_cut_off_under_load_costs_no_token_and_is_used_a
 
 
 @pytest.mark.soak
-def test_case_E14_no_token_waits_long_and_the_rate_is_back_once_the_host_is(
+@pytest.mark.behaviour("E14")
+def test_no_token_waits_long_and_the_rate_is_back_once_the_host_is(
     here_and_there: tuple[Cluster, Island],
 ) -> None:
     outcome = cut_and_heal(*here_and_there)

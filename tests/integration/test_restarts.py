@@ -99,9 +99,8 @@ def test_requests_of_a_gateway_that_does_not_come_back_are_cancelled_within_its_
 
 
 @pytest.mark.parametrize("name", ["decode-1", "prefill-0"])
-def test_case_E6_a_worker_that_is_killed_and_restarted_ten_times_under_load_costs_no_token(
-    by_hand: Cluster, name: str
-) -> None:
+@pytest.mark.behaviour("E6")
+def test_a_worker_that_is_killed_and_restarted_ten_times_under_load_costs_no_token(by_hand: Cluster, name: str) -> None:
     """No launcher tells of the ends: they are found by silence, and proven by the name lock."""
     talks = conversations(by_hand, 3, 3)
     survivors = {other: process.pid for other, process in by_hand.joined.items() if other != name}

@@ -15,7 +15,8 @@ def prompt(seed: int) -> list[int]:
     return [rng.randrange(100, 40_000) for _ in range(70)]
 
 
-def test_behaviour_55_and_case_I4_logprobs_are_as_many_and_the_same_with_and_without_a_hit(remote: Cluster) -> None:
+@pytest.mark.behaviour("55", "I4")
+def test_logprobs_are_as_many_and_the_same_with_and_without_a_hit(remote: Cluster) -> None:
     answers = [remote.complete(prompt(301), 6, logprobs=3) for _ in range(2)]
     cold, hit = (answer["usage"]["headstart"]["decode_prefix_len"] for answer in answers)
     assert (cold, hit) == (0, 64)
@@ -37,9 +38,8 @@ def test_behaviour_55_and_case_I4_logprobs_are_as_many_and_the_same_with_and_wit
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_behaviour_58_sampling_is_the_same_after_a_remote_prefill_and_after_a_hit(
-    remote: Cluster, fields: dict
-) -> None:
+@pytest.mark.behaviour("58")
+def test_sampling_is_the_same_after_a_remote_prefill_and_after_a_hit(remote: Cluster, fields: dict) -> None:
     asked = prompt(302 + len(str(fields)))
     cold, hit = (remote.complete(asked, 8, **fields) for _ in range(2))
     assert cold["usage"]["headstart"]["bytes_moved"] > 0
@@ -49,7 +49,8 @@ def test_behaviour_58_sampling_is_the_same_after_a_remote_prefill_and_after_a_hi
         assert set(cold["choices"][0]["token_ids"]) == {500}
 
 
-def test_behaviour_58_lengths_and_stops_hold_after_a_remote_prefill_and_after_a_hit(remote: Cluster) -> None:
+@pytest.mark.behaviour("58")
+def test_lengths_and_stops_hold_after_a_remote_prefill_and_after_a_hit(remote: Cluster) -> None:
     asked = prompt(400)
     free = remote.complete(asked, 8)["choices"][0]["token_ids"]
     stopped = remote.complete(asked, 8, stop_token_ids=free[:1])["choices"][0]
@@ -59,7 +60,8 @@ def test_behaviour_58_lengths_and_stops_hold_after_a_remote_prefill_and_after_a_
     assert free[0] not in longer[:3]
 
 
-def test_behaviour_64_bytes_moved_for_requests_are_in_the_metrics(remote: Cluster) -> None:
+@pytest.mark.behaviour("64")
+def test_bytes_moved_for_requests_are_in_the_metrics(remote: Cluster) -> None:
     def moved() -> float:
         lines = remote.http.get("/metrics").text.splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith("headstart_bytes_moved_total "))

@@ -11,7 +11,8 @@ from cluster import TINY_FLAGS, Cluster
 from listening import listeners_of
 
 
-def test_case_O5_a_cluster_started_with_defaults_listens_on_loopback_addresses_only(remote: Cluster) -> None:
+@pytest.mark.behaviour("O5")
+def test_a_cluster_started_with_defaults_listens_on_loopback_addresses_only(remote: Cluster) -> None:
     answer = remote.complete(list(range(100, 150)), 4)
     assert answer["usage"]["headstart"]["bytes_moved"] > 0, "the data ports are open by now"
     found = listeners_of(remote.process.pid)

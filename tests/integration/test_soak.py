@@ -11,7 +11,8 @@ SECONDS = 600
 
 
 @pytest.mark.soak
-def test_behaviour_65_ten_minutes_of_mixed_load_leave_nothing_behind_and_nothing_grows(tmp_path: Path) -> None:
+@pytest.mark.behaviour("65")
+def test_ten_minutes_of_mixed_load_leave_nothing_behind_and_nothing_grows(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--seconds", str(SECONDS), "--out", str(tmp_path)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 400)
     print(finished.stdout)

@@ -7,6 +7,7 @@ from random import Random
 from urllib.parse import urlsplit
 
 import msgspec
+import pytest
 import zmq
 from cluster import Cluster
 
@@ -44,7 +45,8 @@ def dial(context: zmq.Context, address: str) -> None:
         line.poll(100)
 
 
-def test_case_M3_noise_at_every_port_costs_no_process_and_no_request(remote: Cluster) -> None:
+@pytest.mark.behaviour("M3")
+def test_noise_at_every_port_costs_no_process_and_no_request(remote: Cluster) -> None:
     before = incarnations(remote)
     rng = Random(7)
     open_ports = ports(remote)

@@ -3,17 +3,23 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from headstart.model.refusals import refuse_unservable
 from headstart.model.refused import ModelRefused
-from tests.models.sweep import DOC, judge, quiet_library
+from tests.models.sweep import DOC, Verdict, document, judge, quiet_library
 from tests.models.tiny import model_types, tiny_config, write_config
 
 SAMPLE = ("llama", "qwen3", "phi3", "gpt2", "opt", "gptj", "olmo", "glm4_moe", "stablelm", "jetmoe", "hunyuan_v1_moe")
 """One of each way through the loader: fused, own rotary, learned positions, clipped, partly rotated, relayed, experts."""
+
+ALL_FULL = {"layer_types": ["full_attention"] * 2}
+ROPE = {"rope_theta": 10000.0}
+OF_128 = {"original_max_position_embeddings": 128}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 def documented() -> dict[str, str]:
@@ -36,21 +42,18 @@ def test_every_class_of_the_library_is_in_the_document_and_no_other() -> None:
     assert sorted(documented()) == sorted(model_types())
 
 
-def test_the_documented_counts_are_those_of_its_rows() -> None:
-    rows = documented().values()
-    num_served = sum(row.endswith("| served |") for row in rows)
-    assert f"{num_served} are served and {len(rows) - num_served} are refused" in DOC.read_text()
-    assert num_served > 60
-
-
-def test_a_refusal_from_the_configuration_is_the_documented_one(tmp_path: Path) -> None:
-    refused = {model_type: reason for model_type in model_types() if (reason := early_refusal(model_type, tmp_path))}
-    assert len(refused) > 60
-    for model_type, reason in refused.items():
-        documented_reason = documented()[model_type].partition("| refused: ")[2].removesuffix(" |")
-        assert documented_reason, f"{model_type} is documented as served"
-        assert reason.endswith(documented_reason)
-        assert "\n" not in reason
+def test_the_document_is_current_and_early_refusals_are_its_reasons(tmp_path: Path) -> None:
+    early = {model_type: early_refusal(model_type, tmp_path) for model_type in model_types()}
+    verdicts = []
+    for model_type, row in documented().items():
+        reason = row.partition("| refused: ")[2].removesuffix(" |")
+        verdicts.append(Verdict(model_type, reason, is_early=bool(early[model_type])))
+        if early[model_type]:
+            assert reason, f"{model_type} is documented as served"
+            assert early[model_type].endswith(reason)
+            assert "\n" not in early[model_type]
+    assert document(verdicts) == DOC.read_text()
+    assert sum(verdict.is_served for verdict in verdicts) > 60
 
 
 def early_refusal(model_type: str, folder: Path) -> str:
@@ -66,6 +69,28 @@ def test_a_class_of_the_sample_is_served_like_generate(model_type: str, tmp_path
     verdict = judge(model_type, tmp_path / "model")
     assert verdict.is_served
     assert verdict.row == documented()[model_type]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4.0}}),
+        ("llama", {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 4.0}}),
+        ("llama", {"rope_parameters": ROPE | {"rope_type": "yarn", "factor": 4.0, **OF_128}}),
+        ("llama", {"rope_parameters": ROPE | {"rope_type": "llama3", **LLAMA3, **OF_128}}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("llama", {"num_key_value_heads": 1, "head_dim": 32, "hidden_act": "gelu"}),
+        ("gpt_bigcode", {"multi_query": False, "num_key_value_heads": 4}),
+        ("exaone4", ALL_FULL),
+        ("lfm2", ALL_FULL),
+        ("granitemoehybrid", ALL_FULL),
+        ("qwen3_next", ALL_FULL),
+    ],
+)
+def test_a_configuration_of_another_kind_is_served_like_generate(
+    model_type: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    assert judge(model_type, tmp_path / "model", **changes).is_served
 
 
 @pytest.mark.full

@@ -149,13 +149,13 @@ def class_name(model_type: str) -> str:
     return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
 
 
-def tiny_config(model_type: str) -> PreTrainedConfig:
+def tiny_config(model_type: str, **changes: Any) -> PreTrainedConfig:
     config_class = CONFIG_MAPPING[model_type]
     sizes: dict[str, Any] = {}
     if model_type not in NOT_SHRUNK:
         known = config_class()
         sizes = {name: value for name, value in SIZES.items() if hasattr(known, name)}
-    return config_class(**(sizes | SPECIAL.get(model_type, {})))
+    return config_class(**(sizes | SPECIAL.get(model_type, {}) | changes))
 
 
 def write_config(folder: Path, config: PreTrainedConfig) -> Path:

@@ -39,6 +39,7 @@ TORCH_FREE_FILES = (
     "model/digests.py",
     "model/info.py",
     "model/kinds.py",
+    "model/library.py",
     "model/refusals.py",
     "model/refused.py",
     "model/source.py",

@@ -54,7 +54,8 @@ def _is(node: ast.expr | None, value: bool) -> bool:
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def test_case_O1_no_source_file_turns_bytes_into_code() -> None:
+@pytest.mark.behaviour("O1")
+def test_no_source_file_turns_bytes_into_code() -> None:
     assert len(FILES) > 100
     found = {str(file.relative_to(SOURCE)): findings(file.read_text()) for file in FILES}
     assert {file: lines for file, lines in found.items() if lines} == {}

@@ -24,7 +24,8 @@ class ModelSettings:
     json_model_override_args: str = "{}"
     """JSON object laid over the model's config. Gateway and workers must agree."""
     context_length: int | Auto = "auto"
-    """Longest prompt plus output of one request, in tokens. auto: what the model says, within the pool."""
+    """Longest prompt plus output of one request, in tokens. auto: what the model says, within the pool; for a model with
+    two sets of rope factors (longrope) its original context. There gateway and workers must agree."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations. auto: the fastest on this processor. All workers must agree."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

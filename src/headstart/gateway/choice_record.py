@@ -5,10 +5,10 @@
       └───────────┴───────────┘
       worker died, left or was too busy; a gap in the tokens
 
-Queued     on no worker; waits for one that may take it
-Submitted  a worker was asked and has not answered; again where nothing was heard for long of one that had it
+Queued     on no worker; waits for one that may accept it
+Submitted  sent to a worker that has not answered; also if a worker that had it has sent nothing of it for long
 Serving    a worker has it
-Stopping   the client has all it wanted (a stop string); only the worker's last word on its cost is awaited
+Stopping   the client has all it wanted (a stop string); only the worker's statistics are awaited
 
 Each hand-over to a worker is an attempt with its own number. Whatever carries another number is late.
 """
@@ -46,7 +46,7 @@ class Submitted(Struct, frozen=True):
     worker: WorkerRef
     sent_at: float
     num_repeats: int = 0
-    was_running: bool = False  # there: it is asked whether it still has it
+    was_running: bool = False  # on that worker: it is asked whether it still has it
 
 
 class Serving(Struct):
@@ -126,7 +126,7 @@ class ChoiceRecord:
         )
 
     def completion(self) -> Finished | None:
-        """The end that the accepted tokens already imply: their worker died before it could say so."""
+        """The end that the accepted tokens already imply: their worker died before it could report it."""
         stop, last = self.request.stop, self.tokens[-1] if self.tokens else None
         if last in stop.stop_token_ids and len(self.tokens) > stop.min_new_tokens:
             return self.finished(FinishReason.STOP, stop_token_id=last)
@@ -139,7 +139,7 @@ class ChoiceRecord:
 
 
 def bounded_stats(stats: RequestStats, prompt_len: int) -> RequestStats:
-    """A worker that took a choice over counts earlier outputs as prompt; a client is told of its own prompt alone."""
+    """A worker that took a choice over counts earlier outputs as prompt; a client sees counts of its own prompt alone."""
     prefixes = {name: getattr(stats, name) for name in ("cached_tokens", "decode_prefix_len", "prefill_prefix_len")}
     wrong = {
         name: min(max(length, 0), prompt_len) for name, length in prefixes.items() if not 0 <= length <= prompt_len

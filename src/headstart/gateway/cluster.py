@@ -1,4 +1,4 @@
-"""Workers and launchers as the gateway hears of them: who speaks for whom, what is passed on, who is lost.
+"""Workers and launchers as their messages show them: who may send what, what is forwarded, which workers are lost.
 
 Nothing here knows of requests. Every call returns the workers that were lost by it; the dispatcher moves their work.
 """
@@ -39,8 +39,8 @@ class Loss(NamedTuple):
 
 
 class Cluster:
-    """`model_fingerprint`: of the model whose tokenizer the gateway has; empty where it cannot know, then the first
-    decode worker says which model is served."""
+    """`model_fingerprint` is that of the model whose tokenizer the gateway has. If it is empty, the first decode worker
+    decides which model is served."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Cluster:
         self.registry = Registry(limits)
 
     def handle(self, sender: str, message: ClusterMessage, now: float) -> list[Loss]:
-        """A worker speaks for itself alone, only launchers tell of exits, and only members ask for a peer's end; others are
-        counted and ignored."""
+        """A worker sends for itself alone, only launchers report exits, and only members request a peer's end; anything
+        else is counted and ignored."""
         if not self._may_send(sender, message):
             self._counters["foreign_messages"] += 1
             return []
@@ -81,8 +81,8 @@ class Cluster:
         return []
 
     def judge(self, now: float, *, repeats: bool) -> list[Loss]:
-        """Find the workers that have been silent for too long, and tell decode workers how things stand, those that
-        know it only where it `repeats`."""
+        """Find the workers that have been silent for too long, and send decode workers the membership: to those that have
+        it already only if it `repeats`."""
         changed = self.registry.judge(now)
         for record in changed:
             log.info(_describe_state(record, now), extra={"worker": str(record.ref)})

@@ -4,7 +4,7 @@ A choice's states are in `choice`, a worker's in `registry`. Invariants:
 
 - every submitted choice ends in exactly one on_finished or on_failed, at the latest at its deadline;
 - its sink sees output `i` exactly once and in order: only the current attempt's tokens at the expected index count;
-- after a hand-over the former worker is told to stop, and told again whenever it is heard to go on;
+- after a hand-over the former worker gets a Cancel, and another whenever a message shows that it goes on;
 - a choice that was on two workers that died is failed, not tried on a third: it may be what killed them. Only a proven
   end counts (an exit status, or a successor under the same lock), also if the proof comes later; silence does not. A
   worker that died before it accepted the choice counts half: a restart of all workers must not use up the limit.
@@ -85,7 +85,7 @@ class Dispatcher:
         self._limits = limits
         self._open = OpenRequests()
         self._policy = make_policy(rng)
-        self._notified: OrderedDict[ChoiceRef, float] = OrderedDict()  # stale attempts told to stop, and when
+        self._notified: OrderedDict[ChoiceRef, float] = OrderedDict()  # stale attempts that were cancelled, and when
         self._next_tick = float("-inf")
         self._next_deadline = float("inf")
         self.flushes = Flushes(send, limits.resubmit_after_s)
@@ -254,7 +254,7 @@ class Dispatcher:
             case Finished():
                 self._finish(choice, message)
             case Failed() if message.code in (ErrorCode.CANCELLED, ErrorCode.UNAVAILABLE):
-                self._requeue(choice, self._clock.now())  # it gave up on us or drains: nobody here asked for that
+                self._requeue(choice, self._clock.now())  # it drains or took us for dead: nobody here cancelled it
             case Failed():
                 self._fail(choice, message.code, message.message)
 
@@ -298,7 +298,7 @@ class Dispatcher:
             self._policy.note_pools(num_tokens)
 
     def _check_all(self, now: float, *, repeats: bool) -> None:
-        """See what has changed. `repeats`: tell decode workers also what they know."""
+        """Check workers, deadlines and choices that wait. `repeats`: send decode workers the membership again."""
         for worker, has_ended in self._cluster.judge(now, repeats=repeats):
             self._on_lost(worker, now, has_ended=has_ended)
         self._expire(now)
@@ -330,16 +330,16 @@ class Dispatcher:
                     self._repeat(choice, Submitted(worker, now, num_repeats + 1, was_running))
             case Serving(worker, last_seen_at) if now - last_seen_at >= limit:
                 if (end := choice.completion()) is not None:
-                    self._finish(choice, end)  # only the word of its end was lost
+                    self._finish(choice, end)  # only the message of its end was lost
                 elif now - last_seen_at >= self._limits.running_silence_s:
                     self._repeat(choice, Submitted(worker, now, was_running=True))
             case Stopping(_, since) if now - since >= limit:
                 self._finish(choice, choice.finished(FinishReason.STOP))
 
-    def _repeat(self, choice: ChoiceRecord, asked: Submitted) -> None:
-        """Ask again under the same attempt: a worker that has it says so, one that ended it stays silent."""
-        choice.state = asked
-        self._send(str(asked.worker), Submit(choice.at_attempt(asked.sent_at), self._router.ranking(choice)))
+    def _repeat(self, choice: ChoiceRecord, state: Submitted) -> None:
+        """Submit again under the same attempt: a worker that has it accepts again, one that ended it sends nothing."""
+        choice.state = state
+        self._send(str(state.worker), Submit(choice.at_attempt(state.sent_at), self._router.ranking(choice)))
 
     def _on_lost(self, worker: WorkerRef, now: float, *, has_ended: bool) -> None:
         """Hand a worker's choices to others. Harmless if it turns out to live. `has_ended`: its end is proven."""

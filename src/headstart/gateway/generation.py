@@ -13,7 +13,7 @@ from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
 from headstart.gateway.dispatch import DispatcherApi
-from headstart.gateway.stream import ChoiceStream, Event, Failure, StopRules, TextChunk
+from headstart.gateway.stream import ChoiceFailure, ChoiceStream, Event, StopRules, TextChunk
 from headstart.text.detokenizer import make_detokenizer
 from headstart.text.tokenizer import TextTokenizer
 
@@ -69,8 +69,8 @@ class Generation:
             await self._wait()
 
     @property
-    def first_failure(self) -> Failure | None:
-        return next((event for event in self._events if isinstance(event, Failure)), None)
+    def first_failure(self) -> ChoiceFailure | None:
+        return next((event for event in self._events if isinstance(event, ChoiceFailure)), None)
 
     async def next_events(self) -> list[Event]:
         """All events that have come since the last call, at least one; none once every choice has ended or one has failed.
@@ -98,11 +98,11 @@ class Generation:
             self._num_open -= 1
         elif len(self._events) >= self._max_buffered:
             self._events.clear()
-            event = Failure(event.choice, ErrorCode.CANCELLED, "the client reads too slowly")
+            event = ChoiceFailure(event.choice, ErrorCode.CANCELLED, "the client reads too slowly")
         self._events.append(event)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        if isinstance(event, Failure):
+        if isinstance(event, ChoiceFailure):
             self._closed = True
             self.close()
 

@@ -22,7 +22,7 @@ class DispatchLimits:
 
     @property
     def running_silence_s(self) -> float:
-        """A worker silent about a choice for so long is asked whether it still has it."""
+        """A worker silent about a choice for so long gets the choice again, in case it no longer has it."""
         return 5 * self.resubmit_after_s
 
     @property

@@ -12,7 +12,7 @@ from headstart.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class ModelBounds:
-    """What config.json says."""
+    """What config.json states."""
 
     vocab_size: int
     context_len: int  # longest prompt plus output, tokens

@@ -25,7 +25,7 @@ class DecodePolicy(Protocol):
         ...
 
     def note_finished(self, choice: ChoiceRecord) -> None:
-        """Its worker holds the prompt and the outputs. The last word on this choice."""
+        """Its worker holds the prompt and the outputs. The last call about this choice."""
         ...
 
     def note_pools(self, num_tokens: int) -> None:
@@ -112,7 +112,7 @@ _queue = attrgetter("num_queued_tokens")
 def rank_prefill(num_tokens: int, by_name: Sequence[WorkerRecord]) -> tuple[str, ...]:
     """Names of prefill workers, the shortest queue first, and of equals as they are given. All can hold `num_tokens`.
 
-    The first is charged with the prompt until its next heartbeat says what became of it.
+    The first is charged with the prompt until its next heartbeat shows what became of it.
     """
     ranking = sorted(by_name, key=_queue)
     if ranking:

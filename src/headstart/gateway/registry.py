@@ -1,6 +1,6 @@
 """Which workers there are and whether they may be given work.
 
-    (join) ─► alive ◄─► suspect ─► dead ─► alive (heard again: it was only slow)
+    (join) ─► alive ◄─► suspect ─► dead ─► alive (a message came: it was only slow)
                 │          │         │
                 └──────────┴─────────┴─► ended (exit status, leave, or a later incarnation under the same lock)
 
@@ -55,12 +55,12 @@ class WorkerRecord:
     def count_open(self, change: int) -> None:
         """So many choices of this gateway more."""
         self.num_open += change
-        num_told = self.load.num_running + self.load.num_waiting
-        self.num_choices = max(num_told, self.num_open)
+        num_reported = self.load.num_running + self.load.num_waiting
+        self.num_choices = max(num_reported, self.num_open)
 
     @property
     def pool_tokens(self) -> int:
-        """What its pool holds; 0 until its first word on it."""
+        """What its pool holds; 0 until its first heartbeat."""
         return self.load.pool_pages * self.join.kv_spec.page_size
 
     @property
@@ -90,7 +90,7 @@ class Registry:
         self._alive: dict[str, _Alive] = {}  # by role; forgotten whenever a record or a state changes
         self._ended: dict[str, int] = {}  # name -> latest incarnation known to have ended
         self._judged_at: float | None = None
-        self._membership = Membership(())  # as last told
+        self._membership = Membership(())  # as last sent
 
     def is_contested(self, message: Join) -> bool:
         """Whether another incarnation of this name is not known to have ended: no lock sees both, and a silent one may

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from headstart.core.clock import Clock
-from headstart.gateway.stream import Done, Event, Failure, TextChunk
+from headstart.gateway.stream import ChoiceFailure, Done, Event, TextChunk
 from headstart.observe.metrics import GatewayMetrics
 
 
@@ -25,7 +25,7 @@ class RequestMetrics:
         if isinstance(event, TextChunk):
             self._observe_chunk(event.choice)
             return
-        outcome = event.code.value if isinstance(event, Failure) else event.finish_reason
+        outcome = event.code.value if isinstance(event, ChoiceFailure) else event.finish_reason
         self._metrics.requests.labels(self._endpoint, outcome).inc()
         if isinstance(event, Done):
             self._metrics.output_tokens.inc(event.num_tokens)

@@ -29,7 +29,7 @@ class RequestRouter:
     def route(
         self, choice: ChoiceRecord, siblings: Collection[ChoiceRecord], now: float
     ) -> WorkerRecord | Refusal | None:
-        """The worker for a queued choice; None where it has to wait for one. `siblings`: all of its request."""
+        """The worker for a queued choice; None if it has to wait for one. `siblings`: all of its request."""
         num_tokens = choice.num_tokens
         able = self._registry.alive(DECODE, num_tokens)
         free = [record for record in able if record.ref not in choice.refusals] if choice.refusals else able

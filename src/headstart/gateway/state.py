@@ -21,7 +21,7 @@ from headstart.observe.metrics import GatewayMetrics
 class HttpLimits:
     """Bounds of one HTTP request."""
 
-    request_timeout_s: float = 600.0  # deadline where the client sets none, and the longest it may set
+    request_timeout_s: float = 600.0  # deadline if the client sets none, and the longest it may set
     max_body_bytes: int = 16 << 20
     max_read_bytes: int = 64 << 20  # of all bodies being read and checked at a time; beyond it, 429
     body_timeout_s: float = 60.0  # for a body to arrive; beyond it, 408
@@ -46,7 +46,7 @@ class OpenGenerations:
     _num_prompt_tokens: int = 0
 
     def check_room(self, namespace: bytes, num_choices: int = 1) -> None:
-        """Raise RequestError where the tenant of `namespace` may not open `num_choices` more now, or ever."""
+        """Raise RequestError if the tenant of `namespace` may not open `num_choices` more now, or ever."""
         if not self.max_per_tenant:
             return
         if num_choices > self.max_per_tenant:
@@ -57,7 +57,7 @@ class OpenGenerations:
             raise RequestError(ErrorCode.BUSY, message)
 
     def add(self, generation: Generation) -> None:
-        """Raises RequestError where it is one too many for its tenant, or too much beside what is open."""
+        """Raises RequestError if it is one too many for its tenant, or too much beside what is open."""
         self.check_room(generation.spec.namespace, generation.spec.num_total)
         if self.open and self._num_prompt_tokens + generation.spec.num_prompt_tokens > self.max_prompt_tokens:
             raise RequestError(ErrorCode.BUSY, "too many long prompts wait, try again later")

@@ -47,13 +47,13 @@ class Done(Struct, frozen=True):
     num_attempts: int = 1
 
 
-class Failure(Struct, frozen=True):
+class ChoiceFailure(Struct, frozen=True):
     choice: int
     code: ErrorCode
     message: str
 
 
-Event = TextChunk | Done | Failure
+Event = TextChunk | Done | ChoiceFailure
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class ChoiceStream:
         self._emit(Done(self._choice, reason, self._num_tokens, finished.stats, stop_reason, attempts))
 
     def on_failed(self, failed: Failed) -> None:
-        self._emit(Failure(self._choice, failed.code, failed.message))
+        self._emit(ChoiceFailure(self._choice, failed.code, failed.message))
 
     @property
     def _matched(self) -> str | None:

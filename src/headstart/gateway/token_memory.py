@@ -100,7 +100,7 @@ class TokenMemory:
         return cut == len(render) or self._special.match(render, cut) is not None
 
     def _leaves_at(self, entry: _Answers, render: str, end: int) -> int | None:
-        """Where the render leaves the closest remembered answer; None where it ends before any answer begins."""
+        """Where the render leaves the closest remembered answer; None if it ends before any answer begins."""
         rest = render[end : end + max(len(answer.text) for answer in entry.answers) + 1]
         if all(answer.text.startswith(rest) for answer in entry.answers):
             return None  # the same question again, not an answer that came back

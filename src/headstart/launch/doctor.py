@@ -19,7 +19,7 @@ from headstart.config.resolve import (
 )
 from headstart.config.settings import WorkerSettings, conflicts
 from headstart.core.errors import HeadstartError
-from headstart.model.info import ModelInfo, parse_overrides, read_model_info
+from headstart.model.info import ModelInfo, fix_context, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, resolve_model
 from headstart.worker.spec import served_name
 
@@ -37,7 +37,8 @@ def examine(model: str, settings: WorkerSettings) -> int:
     problems += _transport_problems()
     try:
         folder = resolve_model(model)
-        overrides = settings.model.json_model_override_args
+        chosen = settings.model
+        overrides = fix_context(folder, chosen.json_model_override_args, chosen.context_length)
         info = read_model_info(folder, parse_overrides(overrides))
         source = WeightSource(folder, settings.model.load_format, overrides=overrides)
         console.print(_table(f"model {served_name(model, settings.model)}", _choices(settings, info, source, device)))

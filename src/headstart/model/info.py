@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,6 @@ from headstart.model.source import WeightSource, cache_dir, weight_files
 
 SERVED_CONTEXT = "served_context_len"
 """Key laid over config.json: the context that position scaling is fixed for, where it would depend on the step."""
-
-log = logging.getLogger("headstart.model")
 
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
@@ -150,14 +147,6 @@ def fix_context(folder: Path, overrides: str, context_length: int | Literal["aut
         return overrides
     whole = geometry(config).context_len
     served = min(original if context_length == "auto" else context_length, whole)
-    log.warning(
-        "the position scaling of this model is fixed for one context",
-        extra={
-            "context_len": served,
-            "factors": "short" if served <= original else "long",
-            "hint": f"--context-length above {original}, at most {whole}, fixes the long factors for all requests",
-        },
-    )
     return json.dumps(given | {SERVED_CONTEXT: served}, sort_keys=True)
 
 
@@ -209,7 +198,7 @@ def _eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(), object_hook=_special_float)
     except OSError as error:
         raise WorkerError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
@@ -217,6 +206,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise WorkerError(f"{path} does not hold a JSON object")
     return content
+
+
+def _special_float(value: dict[str, Any]) -> Any:
+    """The library writes numbers that JSON lacks as {"__float__": "Infinity"}."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

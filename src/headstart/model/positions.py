@@ -9,6 +9,7 @@ frequencies are chosen once, for the served context, and stay:
     dynamic    as at the start: the served context is never above `max_position_embeddings`, where scaling begins
 """
 
+import logging
 from typing import Any
 
 import torch
@@ -17,13 +18,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headstart.model.info import SERVED_CONTEXT, geometry, original_context
 
+log = logging.getLogger("headstart.model")
+
 _FIXED = "fixed"
 """A rope type that the library never updates."""
 
 
 def fix_position_scaling(model: PreTrainedModel) -> None:
     """Fix the frequencies of every rotary embedding in `model`, in place, for the context that its configuration names
-    as served, else its longest."""
+    as served, else its longest. One line of the log says which, if there is a choice."""
+    _log_choice(model)
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, str):
@@ -33,6 +37,20 @@ def fix_position_scaling(model: PreTrainedModel) -> None:
                 layer_type: _fixed(model, module, kind, f"{layer_type}_", layer_type)
                 for layer_type, kind in kinds.items()
             }
+
+
+def _log_choice(model: PreTrainedModel) -> None:
+    config = model.config.to_dict()
+    original = original_context(config)
+    if original is not None:
+        log.warning(
+            "the position scaling of this model is fixed for one context",
+            extra={
+                "context_len": _served_context(model),
+                "factors": "long" if _is_long(model) else "short",
+                "hint": f"a --context-length above {original} fixes the long factors for all requests",
+            },
+        )
 
 
 def _fixed(model: PreTrainedModel, module: Any, kind: str, prefix: str, layer_type: str | None) -> str:
@@ -50,5 +68,8 @@ def _fixed(model: PreTrainedModel, module: Any, kind: str, prefix: str, layer_ty
 def _is_long(model: PreTrainedModel) -> bool:
     config = model.config.to_dict()
     original = original_context(config)
-    served = getattr(model.config, SERVED_CONTEXT, None) or geometry(config).context_len
-    return original is not None and served > original
+    return original is not None and _served_context(model) > original
+
+
+def _served_context(model: PreTrainedModel) -> int:
+    return int(getattr(model.config, SERVED_CONTEXT, None) or geometry(model.config.to_dict()).context_len)

@@ -12,6 +12,7 @@ from typing import Any
 from headstart.core.errors import WorkerError
 from headstart.model.info import geometry, parse_overrides, read_model_config, rope_sections
 from headstart.model.kinds import BIDIRECTIONAL, NOT_BUILT
+from headstart.model.library import causal_model_types
 from headstart.model.refused import ModelRefused
 from headstart.model.weights import check_weight_files
 
@@ -31,6 +32,12 @@ def refuse_unservable(folder: Path, overrides: str = "", load_format: str = "aut
     """
     config = read_model_config(folder, parse_overrides(overrides))
     refuse_config(config)
+    known = causal_model_types()
+    if known and config["model_type"] not in known:
+        raise ModelRefused(
+            f"model type {config['model_type']!r} is no causal language model of the installed transformers; "
+            "encoder-decoder models and models that bring their own code are not served"
+        )
     try:
         geometry(config)
     except WorkerError as error:

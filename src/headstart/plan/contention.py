@@ -10,7 +10,7 @@ from typing import Protocol
 from headstart.core.clock import Clock
 from headstart.plan.cost import Contention, CostModel
 from headstart.sim.cost import StepShape
-from headstart.sim.spec import WorldSpec
+from headstart.sim.spec import ClusterSpec
 
 ROUNDING_S = 1e-9
 """A step that has no more left than this is over."""
@@ -49,11 +49,11 @@ class SharedMachine:
         self._clock: Clock | None = None
         self._devices: dict[str, Device] = {}
 
-    def is_felt(self, spec: WorldSpec) -> bool:
+    def is_felt(self, spec: ClusterSpec) -> bool:
         """Whether there is contention, and just the two workers that it was measured between."""
         return self._costs.contention != Contention() and (spec.num_prefill, spec.num_decode) == (1, 1)
 
-    def spec(self, spec: WorldSpec) -> WorldSpec:
+    def spec(self, spec: ClusterSpec) -> ClusterSpec:
         """`spec` on this machine. Its steps are taken one by one: what one costs is not known before it ends."""
         timing = replace(spec.timing, decode_cost=self.decode_time, prefill_cost=self.prefill_time)
         return replace(spec, timing=timing, modelling=replace(spec.modelling, jumps=False))
@@ -71,7 +71,7 @@ class SharedMachine:
 
     def _begin(self, mine: SharedStep, alone_s: float, other: SharedStep, name: str) -> float:
         """Seconds of a step that begins now, as far as can be seen."""
-        assert self._clock is not None, "not attached to a world"
+        assert self._clock is not None, "not attached to a cluster"
         now, device = self._clock.now(), self._devices[name]
         is_shared = device.finish_at is not None and other.ends_at > now + ROUNDING_S
         if is_shared:

@@ -15,7 +15,7 @@ from headstart.plan.models import model_named
 from headstart.plan.options import Auto, CostOptions, DeploymentOptions, LimitOptions, SheetOptions
 from headstart.plan.roofline import Assumptions, Sharding, pool_tokens, sheet_model
 from headstart.sim.cost import StepShape
-from headstart.sim.spec import Modelling, Timing, WorldSpec
+from headstart.sim.spec import ClusterSpec, Modelling, Timing
 from headstart.worker.limits import decode_limits, prefill_limits
 
 MAX_UNFINISHED = 1 << 20
@@ -40,7 +40,7 @@ class Deployment:
     """A cluster to simulate."""
 
     costs: CostModel
-    spec: WorldSpec
+    spec: ClusterSpec
     caches_on_decode: bool = True
     request_timeout_s: float = 3600.0
 
@@ -55,7 +55,7 @@ def deployment_of(options: DeploymentOptions) -> Deployment:
         hardware = replace(hardware, costs=replace(hardware.costs, prefix_shared=False))
     return Deployment(
         hardware.costs,
-        world_spec(hardware, options),
+        cluster_spec(hardware, options),
         caches_on_decode=cluster.cache == "both" and not cluster.disable_radix_cache,
         request_timeout_s=limits.request_timeout,
     )
@@ -90,7 +90,7 @@ def assumptions(rates: SheetOptions) -> Assumptions:
     )
 
 
-def world_spec(hardware: Hardware, options: DeploymentOptions) -> WorldSpec:
+def cluster_spec(hardware: Hardware, options: DeploymentOptions) -> ClusterSpec:
     """Workers with the limits that real ones on such a device would resolve."""
     costs, cluster, limits = hardware.costs, options.cluster, options.limits
     page_size = _page_size(cluster.page_size, hardware)
@@ -99,7 +99,7 @@ def world_spec(hardware: Hardware, options: DeploymentOptions) -> WorldSpec:
     decode = _pool_plan("--pool-tokens", decode_tokens, page_size, limits, hardware.context_len)
     prefill = _pool_plan("--prefill-pool-tokens", prefill_tokens, page_size, limits, hardware.context_len)
     message_s = costs.front.message_s
-    return WorldSpec(
+    return ClusterSpec(
         num_prefill=options.workers.num_prefill,
         num_decode=options.workers.num_decode,
         page_size=page_size,

@@ -26,8 +26,8 @@ from headstart.plan.options import SimulateOptions
 from headstart.plan.target import SimClient, SimTarget, facts_of
 from headstart.plan.utilisation import Watch, workers_table
 from headstart.plan.virtual import VirtualTime
-from headstart.sim.garbage import rare_collections
-from headstart.sim.world import World
+from headstart.sim.cluster import SimCluster
+from headstart.sim.gc_tuning import rare_collections
 
 WARM_S = 1.0
 """Virtual seconds in which workers join and connect before the first request."""
@@ -74,17 +74,17 @@ def simulated_row(
     """One run: bench's row, with `workers` added. The same arguments give the same row."""
     machine = SharedMachine(deployment.costs)
     spec = machine.spec(deployment.spec) if machine.is_felt(deployment.spec) else deployment.spec
-    world = World(spec, run_spec.seed)
+    cluster = SimCluster(spec, run_spec.seed)
     if spec is not deployment.spec:
-        prefill, decode = (world.workers[name].organs.executor for name in ("prefill-0", "decode-0"))
-        machine.attach(world.clock, prefill, decode)
-    world.run_for(WARM_S)
-    watch, time = Watch(world), VirtualTime(world, world.clock)
+        prefill, decode = (cluster.workers[name].organs.executor for name in ("prefill-0", "decode-0"))
+        machine.attach(cluster.clock, prefill, decode)
+    cluster.run_for(WARM_S)
+    watch, time = Watch(cluster), VirtualTime(cluster, cluster.clock)
     watch.start()
-    target = SimTarget(label, SimClient(world, time, deployment), facts_of(deployment))
+    target = SimTarget(label, SimClient(cluster, time, deployment), facts_of(deployment))
     run_env = RunEnvironment(source, time, on_record=on_record, sleep=time.sleep, keeps_requests=keeps_requests)
     row = time.run(measure(run_spec, target, run_env))
-    ended_s = world.clock.now()
+    ended_s = cluster.clock.now()
     return {**row, "workers": watch.between(ended_s - row["duration"], ended_s)}
 
 

@@ -13,14 +13,14 @@ from headstart.bench.records import Answer, Arrival, ReportedUsage
 from headstart.plan.deployment import Deployment
 from headstart.plan.virtual import VirtualTime
 from headstart.sim.client import Handle
-from headstart.sim.world import World
+from headstart.sim.cluster import SimCluster
 
 
 @dataclass(frozen=True, slots=True)
 class SimClient:
     """Satisfies `bench.load_generator.LoadClient`."""
 
-    world: World
+    cluster: SimCluster
     time: VirtualTime
     deployment: Deployment
     returns_ids: bool = True
@@ -42,12 +42,12 @@ class SimClient:
 
     async def _serve(self, prompt: "np.ndarray[tuple[int], np.dtype[np.int32]]", output_len: int) -> Handle:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        request = self.world.request(prompt, output_len, deadline_s=self.deployment.request_timeout_s)
+        request = self.cluster.request(prompt, output_len, deadline_s=self.deployment.request_timeout_s)
         if not self.deployment.caches_on_decode:
             request = structs.replace(request, cacheable=False)
-        handle = self.world.submit(request, lambda: self.time.wake(ended, None))
+        handle = self.cluster.submit(request, lambda: self.time.wake(ended, None))
         await ended
-        self.world.handles.remove(handle)  # with its prompt, of which a long run would keep gigabytes
+        self.cluster.handles.remove(handle)  # with its prompt, of which a long run would keep gigabytes
         return handle
 
 
@@ -64,7 +64,7 @@ class SimTarget:
         """Raises BenchError if a worker refuses."""
         flushed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         time = self.client.time
-        self.client.world.gateway.flush(lambda ok, num_pages: time.wake(flushed, ok))
+        self.client.cluster.gateway.flush(lambda ok, num_pages: time.wake(flushed, ok))
         if not await flushed:
             raise BenchError("a simulated worker could not empty its cache")
         return True

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headstart.bench.errors import BenchError
 from headstart.core.messages import WorkerLoad
-from headstart.sim.world import World
+from headstart.sim.cluster import SimCluster
 
 FIRST_STEP_S = 0.01
 MOST_LOOKS = 8_000
@@ -47,9 +47,9 @@ class Sample:
 class Watch:
     """Looks at every worker from its start on. Workers are those that live then; they must live to the end."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._names = tuple(world.workers)
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
+        self._names = tuple(cluster.workers)
         self._seen = [-1] * len(self._names)  # changes of each worker, at the last look at it
         self._looks = np.zeros((len(self._names), len(Look._fields)))
         self._step_s = FIRST_STEP_S
@@ -74,12 +74,12 @@ class Watch:
         if len(self._samples) > min(max(MOST_LOOKS // len(self._names), of_many), of_few):
             self._samples = self._samples[::2]
             self._step_s *= 2
-        self._world.at(self._world.clock.now() + self._step_s, self._look)
+        self._cluster.at(self._cluster.clock.now() + self._step_s, self._look)
 
     def _take(self) -> None:
         """A worker in which nothing has changed looks as before."""
         for index, name in enumerate(self._names):
-            worker = self._world.workers.get(name)
+            worker = self._cluster.workers.get(name)
             if worker is None:
                 raise BenchError(
                     f"the link is too slow for this load: {name} was ended for writes past their deadlines"
@@ -88,7 +88,7 @@ class Watch:
             if worker.num_changes != self._seen[index]:
                 self._seen[index] = worker.num_changes
                 self._looks[index] = look_of(worker.load())
-        self._samples.append(Sample(self._world.clock.now(), self._looks.copy()))
+        self._samples.append(Sample(self._cluster.clock.now(), self._looks.copy()))
 
 
 def look_of(load: WorkerLoad) -> Look:

@@ -1,6 +1,6 @@
-"""Runs coroutines over a world's virtual time: bench's own code plays against a simulated cluster.
+"""Runs coroutines over a cluster's virtual time: bench's own code plays against a simulated cluster.
 
-The event loop asks its selector to wait whenever no task can run. Here that means: let the world take steps until one of
+The event loop asks its selector to wait whenever no task can run. Here that means: let the cluster take steps until one of
 them wakes a task. Nothing ever waits for real time, so tasks must sleep with `VirtualTime.sleep`, not with asyncio's.
 """
 
@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 STEPS_PER_WAIT = 1024
-"""World steps before the loop looks at its file descriptors again: that is how Ctrl-C gets through."""
+"""SimCluster steps before the loop looks at its file descriptors again: that is how Ctrl-C gets through."""
 
 
 class Steps(Protocol):
-    """What World does, as far as time needs it."""
+    """What SimCluster does, as far as time needs it."""
 
     def step(self) -> None: ...
 
@@ -27,10 +27,10 @@ class Now(Protocol):
 
 
 class VirtualTime:
-    """One world's time for the tasks of one event loop. Satisfies core's Clock."""
+    """One cluster's time for the tasks of one event loop. Satisfies core's Clock."""
 
-    def __init__(self, world: Steps, clock: Now) -> None:
-        self._world = world
+    def __init__(self, cluster: Steps, clock: Now) -> None:
+        self._cluster = cluster
         self._clock = clock
         self._has_woken = False
 
@@ -39,7 +39,7 @@ class VirtualTime:
 
     async def sleep(self, duration_s: float) -> None:
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._world.at(self.now() + duration_s, lambda: self.wake(over, None))
+        self._cluster.at(self.now() + duration_s, lambda: self.wake(over, None))
         await over
 
     def wake(self, waiting: "asyncio.Future[T]", result: T) -> None:
@@ -49,11 +49,11 @@ class VirtualTime:
             waiting.set_result(result)
 
     def pass_on(self) -> None:
-        """Step the world until a task is woken."""
+        """Step the cluster until a task is woken."""
         for _ in range(STEPS_PER_WAIT):
             if self._has_woken:
                 break
-            self._world.step()
+            self._cluster.step()
         self._has_woken = False
 
     def run(self, task: Coroutine[Any, Any, T]) -> T:

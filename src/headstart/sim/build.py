@@ -13,14 +13,14 @@ from headstart.core.layout import PoolRegion
 from headstart.core.messages import Join, Message, Prefill, WorkerRef
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.protocol import Scheduler, Send
-from headstart.sim.blank import BlankExecutor, Tape
 from headstart.sim.clock import VirtualClock
+from headstart.sim.deferred_output import DeferredOutput
 from headstart.sim.drafter import SimDrafter
 from headstart.sim.executor import FakeExecutor, Model
+from headstart.sim.kv_fingerprints import ContextBook
 from headstart.sim.network import ControlNetwork
-from headstart.sim.spec import WorldSpec
-from headstart.sim.unsaid import Unsaid
-from headstart.sim.watermarks import ContextBook
+from headstart.sim.spec import ClusterSpec
+from headstart.sim.synthetic_executor import SyntheticExecutor, TokenTape
 from headstart.sim.worker import Organs, SimWorker
 from headstart.transfer.contract import PageDigests
 from headstart.transfer.digest import HostDigests
@@ -37,21 +37,21 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the workers of a world share."""
+class SimEnv:
+    """What the workers of a cluster share."""
 
-    spec: WorldSpec
+    spec: ClusterSpec
     clock: VirtualClock
     links: LoopbackNetwork
     control: ControlNetwork
     book: ContextBook
-    tape: Tape
+    tape: TokenTape
     make_cache: MakeCache = PrefixCache
     open_log: OpenLog | None = None
 
 
-def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker:
-    """A worker of the role its name begins with, with an empty pool; the `number`-th that its world starts."""
+def build_worker(ref: WorkerRef, number: int, around: SimEnv) -> SimWorker:
+    """A worker of the role its name begins with, with an empty pool; the `number`-th that its cluster starts."""
     spec = around.spec
     is_prefill = ref.name.startswith(PREFILL)
     num_pages = spec.prefill_pages if is_prefill else spec.decode_pages
@@ -63,10 +63,10 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     if spec.modelling.cacheable_calls and not is_prefill:
         send = partial(_send_cacheable, send)
     delay_s = spec.timing.control_delay_s[0]
-    unsaid = Unsaid(around.clock, delay_s, send, partial(around.control.send_late, str(ref)))
+    deferred = DeferredOutput(around.clock, delay_s, send, partial(around.control.send_late, str(ref)))
     jumps = spec.modelling.jumps and not is_prefill
     drafter = None if is_prefill or not spec.decode.num_draft_tokens else SimDrafter(number, spec.vocab_size)
-    ports = SchedulerPorts(transport, device.digests, around.clock, unsaid.send if jumps else send, drafter)
+    ports = SchedulerPorts(transport, device.digests, around.clock, deferred.send if jumps else send, drafter)
     parts = _scheduler_spec(ref, is_prefill, transport.descriptor(), around)
     if around.open_log is None:
         scheduler, recorded = scheduler_over(parts, ports, cache), None
@@ -79,7 +79,7 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     join = Join(ref, PREFILL if is_prefill else DECODE, spec.kv_spec, f"sim://{ref}", capacity, lock_domain="sim")
     worker = SimWorker(join, Organs(scheduler, cache, transport, device.executor, recorded), around.clock, send, number)
     if jumps:
-        worker.fast_forward(unsaid)
+        worker.fast_forward(deferred)
     return worker
 
 
@@ -88,7 +88,7 @@ def _send_cacheable(send: Send, recipient: str, message: Message) -> None:
     send(recipient, structs.replace(message, cacheable=True) if isinstance(message, Prefill) else message)
 
 
-def _scheduler_spec(ref: WorkerRef, is_prefill: bool, descriptor: bytes, around: Surroundings) -> SchedulerSpec:
+def _scheduler_spec(ref: WorkerRef, is_prefill: bool, descriptor: bytes, around: SimEnv) -> SchedulerSpec:
     spec = around.spec
     if is_prefill:
         return PrefillSpec(ref, spec.kv_spec, spec.prefill, spec.prefill_pages, descriptor)
@@ -98,24 +98,24 @@ def _scheduler_spec(ref: WorkerRef, is_prefill: bool, descriptor: bytes, around:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """`memory` [num_pages * mark_bytes] uint8 of the pool; None where there is none."""
+    """`memory` [num_pages * fingerprint_bytes] uint8 of the pool; None where there is none."""
 
     memory: NDArray[np.uint8] | None
     region: PoolRegion
     digests: PageDigests
-    executor: FakeExecutor | BlankExecutor
+    executor: FakeExecutor | SyntheticExecutor
 
 
-def _device(ref: WorkerRef, is_prefill: bool, num_pages: int, around: Surroundings) -> _Device:
+def _device(ref: WorkerRef, is_prefill: bool, num_pages: int, around: SimEnv) -> _Device:
     spec, size = around.spec, around.spec.page_size
     allowed = spec.modelling.prefill_steps_in_flight if is_prefill else spec.modelling.decode_steps_in_flight
     max_steps = allowed[int(ref.name.split("-")[1]) % len(allowed)]
     cost = spec.timing.prefill_cost if is_prefill else spec.timing.decode_cost
-    region = PoolRegion(0, num_pages, spec.mark_bytes)
+    region = PoolRegion(0, num_pages, spec.fingerprint_bytes)
     if spec.modelling.content == "none":
         nothing = np.zeros((num_pages, 0), dtype=np.uint8)
         return _Device(
-            None, region, HostDigests(nothing), BlankExecutor(around.tape, cost, size, around.clock, max_steps)
+            None, region, HostDigests(nothing), SyntheticExecutor(around.tape, cost, size, around.clock, max_steps)
         )
     pool = np.zeros((num_pages, size), dtype=np.uint64)
     memory = pool.reshape(-1).view(np.uint8)

@@ -1,4 +1,4 @@
-"""A device that computes watermarks, takes virtual time, and checks every page it reads.
+"""A device that computes fingerprints, takes virtual time, and checks every page it reads.
 
     idle ──launch──► running until `finish_at` ──poll──► idle, or running the step that was launched meanwhile
 
@@ -19,8 +19,8 @@ from headstart.core.batch import Batch, BatchOutput, Row, Sampled, SampleSpec
 from headstart.core.clock import Clock
 from headstart.core.layout import pages_for
 from headstart.sim.cost import StepCost, shape_of
+from headstart.sim.kv_fingerprints import ComputedContext, ContextBook, Fingerprints, next_token
 from headstart.sim.steps_in_flight import StepsInFlight
-from headstart.sim.watermarks import Context, ContextBook, Marks, next_token
 
 Slots = NDArray[np.int64]
 """Positions of a pool, counted over its pages."""
@@ -28,7 +28,7 @@ Slots = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a worker computes with. All workers of a world share the book."""
+    """What a worker computes with. All workers of a cluster share the book."""
 
     book: ContextBook
     vocab_size: int
@@ -38,11 +38,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RowWork:
-    """A row, the context it reads and the one it makes, and where that one's new watermarks go."""
+    """A row, the context it reads and the one it makes, and where that one's new fingerprints go."""
 
     row: Row
-    before: Context | None
-    after: Context
+    before: ComputedContext | None
+    after: ComputedContext
     slots: Slots
     sampled: Sampled | None
 
@@ -54,8 +54,8 @@ class _StepWork:
     step_id: int
     rows: list[_RowWork]
     slots: Slots  # sorted
-    marks: Marks
-    poison: int  # never a watermark: those are digests of 64 bits, this is a small number
+    fingerprints: Fingerprints
+    poison: int  # never a fingerprint: those are digests of 64 bits, this is a small number
 
     def drawn(self, row_id: int) -> int:
         """The one token that a row draws."""
@@ -68,7 +68,7 @@ class _StepWork:
 class FakeExecutor:
     """Satisfies `core.batch.Executor`. `pool` [num_pages, page_size] is the worker's memory."""
 
-    def __init__(self, model: Model, pool: Marks, clock: Clock, max_steps: int = 1) -> None:
+    def __init__(self, model: Model, pool: Fingerprints, clock: Clock, max_steps: int = 1) -> None:
         self._model = model
         self._pool = pool
         self._clock = clock
@@ -92,7 +92,7 @@ class FakeExecutor:
         self.num_steps += 1
         rows = [self._row_work(row) for row in batch.rows]
         slots = np.concatenate([work.slots for work in rows])
-        marks = np.concatenate([work.after.marks[work.row.start :] for work in rows])
+        fingerprints = np.concatenate([work.after.fingerprints[work.row.start :] for work in rows])
         assert len(np.unique(slots)) == len(slots), "two rows of a step write the same position"
         for earlier in self._steps.works():
             assert not np.isin(slots, earlier.slots).any(), "two steps in flight write the same position"
@@ -100,7 +100,7 @@ class FakeExecutor:
         for work in rows:
             assert self._holds(work, self._steps.works()), "a row reads what the same step writes"
         order = np.argsort(slots)
-        step = _StepWork(batch.step_id, rows, slots[order], marks[order], self.num_steps)
+        step = _StepWork(batch.step_id, rows, slots[order], fingerprints[order], self.num_steps)
         self._steps.start(step, self._model.cost(shape_of(batch, self._model.page_size)))
 
     def poll(self) -> BatchOutput | None:
@@ -111,7 +111,7 @@ class FakeExecutor:
         for work in step.rows:
             assert self._holds(work, []), "a page changed while a step read it"
         assert (self._flat[step.slots] == step.poison).all(), "a page was written while a step wrote it"
-        self._flat[step.slots] = step.marks
+        self._flat[step.slots] = step.fingerprints
         sampled = tuple(work.sampled for work in step.rows if work.sampled is not None)
         return BatchOutput(step.step_id, sampled, self._clock.now() - ended.started_at)
 
@@ -119,7 +119,7 @@ class FakeExecutor:
         self._steps.clear()
 
     @property
-    def _flat(self) -> Marks:
+    def _flat(self) -> Fingerprints:
         return self._pool.reshape(-1)
 
     def _row_work(self, row: Row) -> _RowWork:
@@ -141,29 +141,31 @@ class FakeExecutor:
         assert found, "a row waits for a token of a step that is not in flight"
         return int32_array((found[0].drawn(row.pending.row_id),))
 
-    def _read(self, row: Row) -> Context | None:
+    def _read(self, row: Row) -> ComputedContext | None:
         """The context in the pages before `row.start`, which must be one that somebody computed, from its beginning."""
         if row.start == 0:
             return None
         held = self._held(row, self._steps.works())
         context = self._model.book.find(int(held[-1]))
         assert context is not None, f"position {row.start - 1} of a row holds no KV"
-        assert np.array_equal(held, context.marks), f"a page before position {row.start} holds another sequence's KV"
+        assert np.array_equal(held, context.fingerprints), (
+            f"a page before position {row.start} holds another sequence's KV"
+        )
         return context
 
-    def _held(self, row: Row, earlier: list[_StepWork]) -> Marks:
-        """Watermarks before `row.start`, as they are when these steps in flight have ended."""
+    def _held(self, row: Row, earlier: list[_StepWork]) -> Fingerprints:
+        """Fingerprints before `row.start`, as they are when these steps in flight have ended."""
         slots = self._slots(row, 0, row.start)
         held = self._flat[slots]
         for step in earlier:
             written = held == step.poison
             if written.any():
-                held[written] = step.marks[np.searchsorted(step.slots, slots[written])]
+                held[written] = step.fingerprints[np.searchsorted(step.slots, slots[written])]
         return held
 
     def _holds(self, work: _RowWork, earlier: list[_StepWork]) -> bool:
         """Whether the pages still hold what the row read."""
-        return work.before is None or np.array_equal(self._held(work.row, earlier), work.before.marks)
+        return work.before is None or np.array_equal(self._held(work.row, earlier), work.before.fingerprints)
 
     def _slots(self, row: Row, start: int, stop: int) -> Slots:
         page_size = self._model.page_size
@@ -171,9 +173,9 @@ class FakeExecutor:
         slots: Slots = row.pages[:num_pages, None].astype(np.int64) * page_size + np.arange(page_size)
         return slots.reshape(-1)[start:stop]
 
-    def _sample(self, row: Row, tokens: Int32Array, after: Context) -> Sampled:
+    def _sample(self, row: Row, tokens: Int32Array, after: ComputedContext) -> Sampled:
         """Draw behind the last token that is no draft, and behind each draft for as long as drafts are what was drawn."""
-        spec, num_known = row.sample, len(after.marks) - row.num_drafts
+        spec, num_known = row.sample, len(after.fingerprints) - row.num_drafts
         assert spec is not None
         assert row.num_drafts < len(tokens), "a row of nothing but drafts"
         context = np.frombuffer(after.tokens, dtype="<i4")
@@ -182,7 +184,7 @@ class FakeExecutor:
         drawn: list[int] = []
         for length in range(num_known, len(context) + 1):
             spec = structs.replace(spec, context=context[:length], output_index=spec.output_index + bool(drawn))
-            drawn.append(next_token(int(after.marks[length - 1]), spec, self._model.vocab_size))
+            drawn.append(next_token(int(after.fingerprints[length - 1]), spec, self._model.vocab_size))
             if length == len(context) or drawn[-1] != context[length]:
                 break
         return sampled_of(row.row_id, drawn, spec)

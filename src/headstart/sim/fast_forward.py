@@ -11,7 +11,7 @@ applied leave behind exactly what as many passes of the loop would: the same tok
 the same order, the next step launched.
 
 `catch_up` comes before whatever may see the worker: a pass, a heartbeat, a stall, its end. A step that ends at the very
-time of a pass belongs to the pass, which takes messages first. `unsaid` decides when tokens are sent.
+time of a pass belongs to the pass, which takes messages first. `deferred` decides when tokens are sent.
 """
 
 from bisect import bisect_left
@@ -30,9 +30,10 @@ from headstart.scheduler.decode.gateway_port import OWN_STALL_S
 from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.scheduler import DecodeScheduler
 from headstart.scheduler.decode.states import Choice, Running
-from headstart.sim.blank import BlankExecutor
+from headstart.scheduler.decode.step_time import StepWork
 from headstart.sim.clock import NEVER
-from headstart.sim.unsaid import Unsaid
+from headstart.sim.deferred_output import DeferredOutput
+from headstart.sim.synthetic_executor import SyntheticExecutor
 from headstart.worker.loop import PUBLISH_S, WorkerLoop
 
 Draw = Callable[[Request, int, int], Int32Array]
@@ -40,12 +41,14 @@ Draw = Callable[[Request, int, int], Int32Array]
 
 
 class FastForward:
-    def __init__(self, scheduler: DecodeScheduler, executor: BlankExecutor, loop: WorkerLoop, unsaid: Unsaid) -> None:
+    def __init__(
+        self, scheduler: DecodeScheduler, executor: SyntheticExecutor, loop: WorkerLoop, deferred: DeferredOutput
+    ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._loop = loop
-        self._unsaid = unsaid
-        unsaid.read_from(scheduler.sequence)
+        self._deferred = deferred
+        deferred.read_from(scheduler.sequence)
         self._steps = FreeSteps(scheduler.queues, executor.tape.read)
         self._ends: list[float] = []  # of the step in flight and of those after it, as far as known
         self._num_free = 0  # that may be applied; one end more than these is known
@@ -112,10 +115,16 @@ class FastForward:
         self._last_step = executor.num_steps
 
     def _pass_time(self, ends: list[float]) -> None:
-        """What a pass at each of these times does besides: it sees that no gateway is silent, and publishes its load."""
+        """What a pass at each of these times does besides: it sees that no gateway is silent, learns what steps take, and
+        publishes its load."""
+        started_at, itl = self._executor.started_at, self._scheduler.itl
+        work = StepWork.of(self._steps.num_rows, ())
         for end in ends:
             if self._scheduler.liveness.check(end):
                 raise InvariantError("a gateway was lost in a free step")
+            if itl is not None:
+                itl.observe(work, end - started_at)
+            started_at = end
         self._loop.step_since = ends[-1]
         self._loop.publish(ends[-1])
 
@@ -126,13 +135,13 @@ class FastForward:
     def collect(self) -> None:
         """Outputs of applied steps are to be sent. Comes before a pass that may change what runs."""
         if self._done:
-            self._unsaid.add(self._steps.refs(), self._done)
+            self._deferred.add(self._steps.refs(), self._done)
             self._done = []
 
-    def say(self, arriving_by: float = NEVER) -> None:
+    def flush(self, arriving_by: float = NEVER) -> None:
         """Send all tokens that reach their gateways by this time."""
         self.collect()
-        self._unsaid.say(arriving_by)
+        self._deferred.flush(arriving_by)
 
 
 class FreeSteps:
@@ -143,6 +152,10 @@ class FreeSteps:
         self._draw = draw
         self._left = 0  # free steps as far as the rows tell; pages, and all that is not a row, apart
         self._with_pages = 0  # steps, the one in flight included, for which every row has its pages
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._queues.running)
 
     def refs(self) -> Iterable[ChoiceRef]:
         """The choices with a row in the step in flight."""
@@ -210,9 +223,10 @@ class FreeSteps:
             self._take_pages(num_steps)
         for entry in queues.running.values():
             choice, sequence = entry.choice, entry.choice.sequence
+            choice.metrics.computed(sequence.num_computed, sequence.num_computed + 1)
+            choice.metrics.timestamp("first_token", first_end)
             sequence.extend(self._draw(choice.request, sequence.num_outputs, num_steps))
             sequence.num_computed += num_steps
-            choice.metrics.timestamp("first_token", first_end)
         self._left -= num_steps
         self._with_pages -= num_steps
         queues.counters["steps"] += num_steps

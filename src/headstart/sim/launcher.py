@@ -1,4 +1,4 @@
-"""The launcher of a world: reports exits, starts the next incarnation only after the last has ended, kills on request."""
+"""The launcher of a cluster: reports exits, starts the next incarnation only after the last has ended, kills on request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Control sockets of a world: ordered per pair, delayed, and faulty on request.
+"""Control sockets of a cluster: ordered per pair, delayed, and faulty on request.
 
 A message to a name that nobody has is dropped, as by a router whose peer is gone. A faulted message may overtake
 others or be overtaken.
@@ -18,13 +18,13 @@ Deliver = Callable[[str, Message], None]
 
 
 @dataclass(frozen=True, slots=True)
-class MessageFate:
+class MessageFault:
     num_copies: int = 1  # 0: lost, 2: duplicated
     delay_s: float = 0.0  # added to each copy's own way
 
 
-FINE = MessageFate()
-MessageJudge = Callable[[str, str, Message], MessageFate]
+NO_FAULT = MessageFault()
+MessageFaultInjector = Callable[[str, str, Message], MessageFault]
 """(sender, recipient, message)."""
 
 
@@ -48,7 +48,7 @@ class LateTokens:
 
 class ControlNetwork:
     def __init__(self, rng: random.Random, clock: VirtualClock, agenda: Agenda, delay_s: tuple[float, float]) -> None:
-        self.judge: MessageJudge | None = None  # without one every message is fine
+        self.injector: MessageFaultInjector | None = None  # without one every message is fine
         self.num_sent = 0
         self._rng = rng
         self._clock = clock
@@ -66,12 +66,12 @@ class ControlNetwork:
 
     def send(self, sender: str, recipient: str, message: Message) -> None:
         self.num_sent += 1
-        fate = FINE if self.judge is None else self.judge(sender, recipient, message)
-        if fate is FINE:
+        fault = NO_FAULT if self.injector is None else self.injector(sender, recipient, message)
+        if fault is NO_FAULT:
             self._agenda.add(self._draw_arrival(sender, recipient), partial(self._deliver, sender, recipient, message))
             return
-        for _ in range(fate.num_copies):
-            arrival = self._clock.now() + self._draw_delay() + fate.delay_s
+        for _ in range(fault.num_copies):
+            arrival = self._clock.now() + self._draw_delay() + fault.delay_s
             self._agenda.add(arrival, partial(self._deliver, sender, recipient, message))
 
     def _draw_arrival(self, sender: str, recipient: str) -> float:
@@ -90,7 +90,7 @@ class ControlNetwork:
         return low if low == high else self._rng.uniform(low, high)
 
     def send_late(self, sender: str, recipient: str, delta: TokenDelta, arrivals: Sequence[float]) -> None:
-        """Tokens that arrive at these times; nobody judges them. They are handed out together with the last one, or before
+        """Tokens that arrive at these times; no fault befalls them. They are handed out together with the last one, or before
         this returns if that has arrived: until then see `hand_out_arrived`."""
         self.num_sent += 1
         late = LateTokens(sender, recipient, delta, arrivals)

@@ -1,4 +1,4 @@
-"""What a world is made of."""
+"""What a cluster is made of."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,7 +8,7 @@ from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import MakePolicy, prefix_affinity
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.sim.cost import LinkCost, StepCost, linear_cost
-from headstart.sim.watermarks import marks_layout
+from headstart.sim.kv_fingerprints import fingerprint_layout
 
 SMALL_PREFILL = PrefillLimits(max_running_requests=8, chunked_prefill_size=16, credit_tokens=128, capacity_tokens=256)
 SMALL_DECODE = DecodeLimits(
@@ -39,8 +39,8 @@ class Timing:
 class Modelling:
     """How much of the devices is carried out, and how much only counted."""
 
-    content: Literal["watermarks", "none"] = "watermarks"  # none: pools have no memory, outputs depend on no KV
-    page_bytes: int | None = None  # of the modelled KV: what links and stats count; None: of the watermarks
+    content: Literal["fingerprints", "none"] = "fingerprints"  # none: pools have no memory, outputs depend on no KV
+    page_bytes: int | None = None  # of the modelled KV: what links and stats count; None: of the fingerprints
     cacheable_calls: bool = False  # prefill workers keep what they compute, also for requests that are uncacheable
     prefill_steps_in_flight: tuple[int, ...] = (1,)  # most of them, of each prefill worker in turn
     decode_steps_in_flight: tuple[int, ...] = (1,)
@@ -48,7 +48,7 @@ class Modelling:
 
 
 @dataclass(frozen=True, slots=True)
-class WorldSpec:
+class ClusterSpec:
     """Sizes and limits of a cluster."""
 
     num_prefill: int = 1
@@ -74,14 +74,14 @@ class WorldSpec:
 
     @property
     def kv_spec(self) -> KVSpec:
-        return KVSpec(PROTOCOL_VERSION, "watermarks", "none", marks_layout(self.page_size))
+        return KVSpec(PROTOCOL_VERSION, "fingerprints", "none", fingerprint_layout(self.page_size))
 
     @property
     def page_bytes(self) -> int:
         """As links and stats count them."""
-        return self.modelling.page_bytes or self.mark_bytes
+        return self.modelling.page_bytes or self.fingerprint_bytes
 
     @property
-    def mark_bytes(self) -> int:
-        """As a pool of watermarks holds them."""
-        return marks_layout(self.page_size).page_bytes
+    def fingerprint_bytes(self) -> int:
+        """As a pool of fingerprints holds them."""
+        return fingerprint_layout(self.page_size).page_bytes

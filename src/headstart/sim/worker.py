@@ -1,7 +1,7 @@
-"""One incarnation of a worker: its memory, cache, scheduler and the production loop, driven by the world.
+"""One incarnation of a worker: its memory, cache, scheduler and the production loop, driven by the cluster.
 
 alive ──stall──► stalled ──resume──► alive          a stalled process keeps everything and does nothing
-  └─────────────────┴──kill──► (gone from the world)
+  └─────────────────┴──kill──► (gone from the cluster)
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode.scheduler import DecodeScheduler
 from headstart.scheduler.prefill.scheduler import PrefillScheduler
 from headstart.scheduler.protocol import Scheduler
-from headstart.sim.blank import BlankExecutor
 from headstart.sim.clock import NEVER
+from headstart.sim.deferred_output import DeferredOutput
 from headstart.sim.executor import FakeExecutor
 from headstart.sim.fast_forward import FastForward
-from headstart.sim.unsaid import Unsaid
+from headstart.sim.synthetic_executor import SyntheticExecutor
 from headstart.transfer.contract import Transport
 from headstart.worker.loop import IDLE_S, POLL_S, LoopHealth, LoopParts, WorkerLoop
 
@@ -29,7 +29,7 @@ HARMLESS = (PrefillDone, Membership)
 
 
 class Mailbox:
-    """Satisfies `worker.loop.Inbox`; the world does the waiting."""
+    """Satisfies `worker.loop.Inbox`; the cluster does the waiting."""
 
     def __init__(self) -> None:
         self._letters: list[tuple[str, Message]] = []
@@ -66,7 +66,7 @@ class Organs:
     scheduler: PrefillScheduler | DecodeScheduler
     cache: PrefixCache
     transport: Transport
-    executor: FakeExecutor | BlankExecutor
+    executor: FakeExecutor | SyntheticExecutor
     recorded: Scheduler | None = None  # stands around `scheduler` where its decisions are logged
 
 
@@ -75,12 +75,12 @@ class SimWorker:
         self, join: Join, organs: Organs, clock: Clock, send: Callable[[str, Message], None], number: int = 0
     ) -> None:
         self.join = join
-        self.number = number  # of its start, among all of its world
+        self.number = number  # of its start, among all of its cluster
         self.organs = organs
         self.mailbox = Mailbox()
         self.is_stalled = False
         self.wake_at = clock.now()
-        self.looks: list[float] = []  # when its world sees whether it is due, the next last: no later than it must
+        self.looks: list[float] = []  # when its cluster sees whether it is due, the next last: no later than it must
         self.num_changes = 0  # goes up with whatever may change the scheduler or the cache
         self._checked_at: int | None = None  # changes, when they were last proven right
         self._clock = clock
@@ -99,12 +99,12 @@ class SimWorker:
         self._wakeup = NEVER  # what the scheduler last asked for
         self._fast_forward: FastForward | None = None
 
-    def fast_forward(self, unsaid: Unsaid) -> None:
-        """From now on take steps that only decode together. Only for decode workers with a blank device."""
+    def fast_forward(self, deferred: DeferredOutput) -> None:
+        """From now on take steps that only decode together. Only for decode workers with a synthetic device."""
         scheduler, executor = self.organs.scheduler, self.organs.executor
         assert isinstance(scheduler, DecodeScheduler)
-        assert isinstance(executor, BlankExecutor)
-        self._fast_forward = FastForward(scheduler, executor, self._loop, unsaid)
+        assert isinstance(executor, SyntheticExecutor)
+        self._fast_forward = FastForward(scheduler, executor, self._loop, deferred)
 
     @property
     def ref(self) -> WorkerRef:
@@ -124,11 +124,11 @@ class SimWorker:
         self.wake_at = due if due > now else now + SHORTEST_S
 
     def _prepare_pass(self, ahead: FastForward, now: float) -> None:
-        """Note what was done before a pass that may change what runs, and say it before one that may end it early."""
+        """Note what was done before a pass that may change what runs, and send it before one that may end it early."""
         ahead.catch_up(now)
         finish_at = self.organs.executor.finish_at
         if self._wakeup <= now or not self.mailbox.is_harmless:
-            ahead.say()
+            ahead.flush()
         elif finish_at is not None and finish_at <= now:
             ahead.collect()
 
@@ -137,15 +137,15 @@ class SimWorker:
         if self._fast_forward is not None and not self.is_stalled:
             self.num_changes += self._fast_forward.catch_up(self._clock.now())
 
-    def say(self, arriving_by: float = NEVER) -> None:
-        """Say what has not been said yet of what reaches the gateway by this time."""
+    def flush(self, arriving_by: float = NEVER) -> None:
+        """Send what has not been sent yet of what reaches the gateway by this time."""
         self.catch_up()
         if self._fast_forward is not None:
-            self._fast_forward.say(arriving_by)
+            self._fast_forward.flush(arriving_by)
 
     def end(self) -> None:
-        """What it has to say has left; no pass will ever be due."""
-        self.say()
+        """What it has to send has left; no pass will ever be due."""
+        self.flush()
         self.wake_at = NEVER
 
     def load(self) -> WorkerLoad:
@@ -155,7 +155,7 @@ class SimWorker:
 
     def stall(self) -> None:
         """It stops here, in the step in flight."""
-        self.say()
+        self.flush()
         self.is_stalled = True
         if self._fast_forward is not None:
             self._fast_forward.halt()

@@ -3,7 +3,7 @@
     posted ──► landed ──► ended (Completed)                 the notice travels apart from the completion
        │  └──► parked while either end is stalled ──► landed
        ├─────► noticed with a damaged page ──► landed      against the contract, as some networks do it
-       └─────► ended (WriteFailed): its fate, or the target was killed; some of its pages may have landed
+       └─────► ended (WriteFailed): its fault, or the target was killed; some of its pages may have landed
 
 Where links fill up, a posted write waits until both its ends have carried what was posted there before.
 
@@ -38,7 +38,7 @@ BusyTime = Callable[[int], float]
 
 
 class Posted(Struct, frozen=True):
-    """A write as the judge sees it. `index` counts the posts of the whole network from 0."""
+    """A write as the injector sees it. `index` counts the posts of the whole network from 0."""
 
     source: str
     peer: str
@@ -48,7 +48,7 @@ class Posted(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class Fault:
     """What becomes of one write."""
 
     refused: bool = False  # `write` raises TransferError
@@ -60,19 +60,19 @@ class Fate:
     late_page_s: float | None = None  # one page is right only this long after the others and their notice
 
 
-Judge = Callable[[Posted], Fate]
+FaultInjector = Callable[[Posted], Fault]
 
 
-_SUCCESS = Fate()
+_SUCCESS = Fault()
 
 
-def every_write_succeeds(posted: Posted) -> Fate:
+def every_write_succeeds(posted: Posted) -> Fault:
     return _SUCCESS
 
 
-def judge_nth(fates: dict[int, Fate]) -> Judge:
-    """Give post number k the fate `fates[k]`; the others succeed."""
-    return lambda posted: fates.get(posted.index, _SUCCESS)
+def inject_nth(faults: dict[int, Fault]) -> FaultInjector:
+    """Give post number k the fault `faults[k]`; the others succeed."""
+    return lambda posted: faults.get(posted.index, _SUCCESS)
 
 
 class _Descriptor(Struct, frozen=True, array_like=True):
@@ -125,7 +125,7 @@ class _Write(Struct, frozen=True, eq=False):
     src_pages: Int32Array
     dst_pages: Int32Array
     notice: bytes
-    fate: Fate
+    fault: Fault
 
 
 class _FrozenClock:
@@ -145,10 +145,10 @@ class LoopbackNetwork:
         rng: random.Random,
         clock: Clock | None = None,
         delay: Delay = lambda num_bytes: 0.0,
-        judge: Judge = every_write_succeeds,
+        injector: FaultInjector = every_write_succeeds,
         busy_time: BusyTime | None = None,
     ) -> None:
-        self.judge = judge
+        self.injector = injector
         self._rng = rng
         self._clock = clock or _FrozenClock()
         self._delay = delay
@@ -262,10 +262,10 @@ class LoopbackNetwork:
             raise TransferError(f"no endpoint {number}")
         return self._endpoints[number]
 
-    def judged(self, source: str, peer: str, num_pages: int, notice: bytes) -> Fate:
+    def fault_of(self, source: str, peer: str, num_pages: int, notice: bytes) -> Fault:
         posted = Posted(source, peer, self._num_posts, num_pages, notice)
         self._num_posts += 1
-        return self.judge(posted)
+        return self.injector(posted)
 
     def post(self, write: _Write) -> None:
         if not write.target.alive:
@@ -274,7 +274,7 @@ class LoopbackNetwork:
         number = next(self._ids)
         self._open[number] = write
         num_bytes = len(write.src_pages) * write.source.region.page_bytes
-        delay_s = self._delay(num_bytes) if write.fate.delay_s is None else write.fate.delay_s
+        delay_s = self._delay(num_bytes) if write.fault.delay_s is None else write.fault.delay_s
         if self._busy_time is not None:
             now, busy_s = self._clock.now(), self._busy_time(num_bytes)
             sent_at = write.source.adapter.sends.take(now, busy_s)
@@ -302,16 +302,16 @@ class LoopbackNetwork:
         if write.source.stalled or write.target.stalled:
             self._parked.append(number)
             return
-        if write.fate.late_page_s is not None and not write.fate.fails:
+        if write.fault.late_page_s is not None and not write.fault.fails:
             self._land_unfinished(number, write)
             return
         del self._open[number]
-        if write.fate.fails:
+        if write.fault.fails:
             self._copy(write, self._some_pages(write))
             self._send_later(write.source, WriteFailed(write.handle, "failed by the network"))
             return
         self._copy(write, slice(None))
-        if write.fate.flips:
+        if write.fault.flips:
             self._flip(write.target, int(self._rng.choice(write.dst_pages.tolist())))
         self._send_later(write.source, Completed(write.handle))
         self._notify(write)
@@ -323,9 +323,9 @@ class LoopbackNetwork:
         self._flip(write.target, int(write.dst_pages[late]))
         self._notify(write)
         src, dst = write.src_pages[late : late + 1], write.dst_pages[late : late + 1]
-        rest = _Write(write.handle, write.source, write.target, src, dst, write.notice, Fate(num_notices=0))
+        rest = _Write(write.handle, write.source, write.target, src, dst, write.notice, Fault(num_notices=0))
         self._open[number] = rest
-        self._after(write.fate.late_page_s or 0.0, partial(self._land, number))
+        self._after(write.fault.late_page_s or 0.0, partial(self._land, number))
 
     def _flip(self, target: _Endpoint, page: int) -> None:
         bit = self._rng.randrange(8 * target.region.page_bytes)
@@ -333,8 +333,8 @@ class LoopbackNetwork:
             target.pages[page, bit // 8] ^= 1 << bit % 8
 
     def _notify(self, write: _Write) -> None:
-        for _ in range(write.fate.num_notices):
-            self._after(write.fate.notice_delay_s + self._delay(0), partial(self._arrive, write))
+        for _ in range(write.fault.num_notices):
+            self._after(write.fault.notice_delay_s + self._delay(0), partial(self._arrive, write))
 
     def _arrive(self, write: _Write) -> None:
         lost_with_its_sender = not write.source.alive and self._rng.random() < 0.5
@@ -404,11 +404,11 @@ class LoopbackTransport:
             raise TransferError(f"not connected to {peer}")
         check_pages(src_pages, dst_pages, self._endpoint.region.num_pages, link.target.region.num_pages)
         source, handle = self._endpoint, next(self._handles)
-        fate = self._network.judged(source.name, peer, len(src_pages), notice)
-        if fate.refused:
+        fault = self._network.fault_of(source.name, peer, len(src_pages), notice)
+        if fault.refused:
             raise TransferError("refused by the network")
         src, dst = int32_array(src_pages), int32_array(dst_pages)
-        self._network.post(_Write(handle, source, link.target, src, dst, bytes(notice), fate))
+        self._network.post(_Write(handle, source, link.target, src, dst, bytes(notice), fault))
         return handle
 
     def poll(self) -> list[TransferEvent]:

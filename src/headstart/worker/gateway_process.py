@@ -39,7 +39,7 @@ from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.model import ModelBounds, ServedModel, load_served_model
 from headstart.gateway.state import GatewayState, HttpLimits, OpenGenerations, Telemetry
 from headstart.gateway.token_memory import TokenMemory
-from headstart.model.info import model_fingerprint, parse_overrides, read_model_info
+from headstart.model.info import fix_context, model_fingerprint, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, weight_files
 from headstart.observe.logs import set_up_logging
 from headstart.observe.metrics import GatewayMetrics, WorkerCollector, WorkerSample
@@ -174,28 +174,28 @@ class ControlChannel:
 
 
 class RefusedConnections:
-    """Says at most every `REFUSED_REPORT_S` how many connections were refused."""
+    """Logs at most every `REFUSED_REPORT_S` how many connections were refused."""
 
     def __init__(self, router: Router, now: Callable[[], float]) -> None:
         self._router = router
         self._now = now
         self._num_refused = 0
-        self._spoke_at = float("-inf")
+        self._logged_at = float("-inf")
 
-    def look(self) -> None:
+    def check(self) -> None:
         if self._router.refusals is None:
             return
         self._num_refused += self._router.refusals.take()
-        if self._num_refused and self._now() - self._spoke_at >= REFUSED_REPORT_S:
+        if self._num_refused and self._now() - self._logged_at >= REFUSED_REPORT_S:
             reason = "no handshake on the control port: another --cluster-key, only one side has one, or no worker"
             log.warning("connections refused", extra={"connections": self._num_refused, "reason": reason})
-            self._num_refused, self._spoke_at = 0, self._now()
+            self._num_refused, self._logged_at = 0, self._now()
 
 
 async def _tick(calls: DispatcherApi, refused: RefusedConnections) -> None:
     while True:
         calls.advance()
-        refused.look()
+        refused.check()
         await asyncio.sleep(TICK_S)
 
 
@@ -247,7 +247,7 @@ def build_state(spec: GatewaySpec, handle: DispatcherHandle) -> GatewayState:
 
 def _model(spec: GatewaySpec) -> ServedModel:
     folder = Path(spec.model_folder)
-    info = read_model_info(folder, parse_overrides(spec.worker.model.json_model_override_args))
+    info = read_model_info(folder, parse_overrides(_overrides(spec)))
     wanted = spec.worker.model.context_length
     context_len = info.context_len if wanted == "auto" else min(wanted, info.context_len)
     bounds = ModelBounds(info.vocab_size, context_len, info.eos_token_ids)
@@ -255,14 +255,19 @@ def _model(spec: GatewaySpec) -> ServedModel:
 
 
 def served_fingerprint(spec: GatewaySpec) -> str:
-    """What decode workers of the gateway's model carry. Empty where its folder has a tokenizer but no weights."""
+    """What decode workers of the gateway's model carry. Empty if its folder has a tokenizer but no weights."""
     folder, model = Path(spec.model_folder), spec.worker.model
     if model.load_format != "dummy" and not weight_files(folder):
         log.warning(
             "no weights to compare workers with: the first decode worker decides", extra={"folder": str(folder)}
         )
         return ""
-    return model_fingerprint(WeightSource(folder, model.load_format, overrides=model.json_model_override_args))
+    return model_fingerprint(WeightSource(folder, model.load_format, overrides=_overrides(spec)))
+
+
+def _overrides(spec: GatewaySpec) -> str:
+    model = spec.worker.model
+    return fix_context(Path(spec.model_folder), model.json_model_override_args, model.context_length)
 
 
 def _samples(dispatcher: Dispatcher) -> list[WorkerSample]:

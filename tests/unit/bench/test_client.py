@@ -7,8 +7,7 @@ import pytest
 from headstart.bench.api_backends import OpenAICompletions, SGLangGenerate
 from headstart.bench.client import Client, _with_waits
 from headstart.bench.sse import EventParser
-
-from .world import Script, VirtualTime, events, token, usage
+from tests.support.bench_targets import Script, VirtualTime, events, token, usage
 
 DONE = b"[DONE]"
 

@@ -20,8 +20,7 @@ from headstart.bench.options import (
 )
 from headstart.bench.target import Address, connect, open_http
 from headstart.cli import Bench, parse
-
-from .world import VirtualTime, events, token, usage
+from tests.support.bench_targets import VirtualTime, events, token, usage
 
 
 class Completions(BaseHTTPRequestHandler):

@@ -8,8 +8,7 @@ import pytest
 from headstart.bench.errors import BenchError
 from headstart.bench.load_generator import Pace, play
 from headstart.bench.workload import Length, MultiTurn, NoReuse, Session, TokenSpan, Turn
-
-from .world import SOURCE, Server, VirtualTime, load_env
+from tests.support.bench_targets import SOURCE, Server, VirtualTime, load_env
 
 
 def played(sessions, pace=None, **options):

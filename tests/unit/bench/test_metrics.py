@@ -8,8 +8,7 @@ from headstart.bench.measure import refuse_impossible
 from headstart.bench.metrics import curve, peak_concurrency, peak_tokens_per_s, spread, summarize
 from headstart.bench.records import Answer, RequestRecord, SentRequest
 from headstart.bench.sanity_checks import impossible
-
-from .world import record
+from tests.support.bench_targets import record
 
 
 def test_times_of_one_request():

@@ -11,8 +11,7 @@ from headstart.bench.machine import machine_facts
 from headstart.bench.metrics import curve, summarize
 from headstart.bench.plots import draw
 from headstart.bench.report import load, save, table
-
-from .world import record
+from tests.support.bench_targets import record
 
 MACHINE = {"cpu": "c", "cores": 2, "memory_gib": 8.0, "torch": "2", "load_average": 0.1}
 

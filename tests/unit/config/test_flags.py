@@ -75,7 +75,8 @@ ALL = [
 
 
 @pytest.mark.parametrize("chosen", [ALL[0::2], ALL[1::2]], ids=["one half", "the other half"])
-def test_case_H10_flags_change_their_own_settings_alone_and_reach_the_process(
+@pytest.mark.behaviour("H10")
+def test_flags_change_their_own_settings_alone_and_reach_the_process(
     chosen: list[tuple[str, Path, dataclasses.Field[Any]]],
 ) -> None:
     wanted = {(group, path): another(field) for group, path, field in chosen}

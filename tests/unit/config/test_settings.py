@@ -84,6 +84,7 @@ def test_defaults_have_no_conflicts() -> None:
         ),
     ],
 )
+@pytest.mark.behaviour("49", "50")
 def test_a_combination_that_is_not_built_is_refused_naming_both_settings(
     settings: WorkerSettings, names: list[str]
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_combination_that_is_not_built_is_refused_naming_both_settings(
     assert all(name in str(refusal.value) for name in names)
 
 
+@pytest.mark.behaviour("50")
 def test_all_conflicts_come_in_one_message() -> None:
     settings = WorkerSettings(
         model=ModelSettings(tp_size=4, device="cpu"),

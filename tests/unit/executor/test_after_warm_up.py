@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from headstart.executor.build import ExecutorConfig
 from headstart.model.source import WeightSource
-from tests.unit.executor.world import World, assert_greedy, assert_same_kv, reference_model, write_small_model
+from tests.support.executors import World, assert_greedy, assert_same_kv, reference_model, write_small_model
 
 
-def test_case_M1_the_warm_up_prompt_asked_for_right_after_is_answered_like_any_other(tmp_path: Path) -> None:
+@pytest.mark.behaviour("32", "M1")
+def test_the_warm_up_prompt_asked_for_right_after_is_answered_like_any_other(tmp_path: Path) -> None:
     source = WeightSource(write_small_model(tmp_path / "model", "llama"), "dummy", seed=3)
     world = World(ExecutorConfig(source, 16, dtype="float32", num_pages=8))
     world._pages = list(range(7, -1, -1))  # the pages that the warm-up wrote come first

@@ -135,7 +135,7 @@ def test_columns_tell_how_each_place_is_drawn() -> None:
     assert write_columns(block, positions, Kinds()) == positions[2:]
     assert block[0, 3:].tolist() == [2, -1, np.float64(0.5).view(np.int64), 9, 3]
     assert block[1, 3:5].tolist() == [1, 0]
-    assert not block[2:].any()
+    assert not block[2:, 3].any()
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:

@@ -9,7 +9,7 @@ from headstart.executor.cuda.errors import worker_error
 from headstart.executor.cuda.graphs import fitting, graph_sizes, mixed_sizes
 from headstart.model.load import load_model, num_parameters
 from headstart.model.source import WeightSource
-from tests.unit.executor.world import write_small_model
+from tests.support.executors import write_small_model
 
 
 def test_weights_are_counted_without_loading_them(tmp_path: Path) -> None:

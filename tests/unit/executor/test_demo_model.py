@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from headstart.executor.build import ExecutorConfig
 from headstart.model.source import DEMO_MODEL, WeightSource, resolve_model
-from tests.unit.executor.world import World, assert_greedy, reference_model
+from tests.support.executors import World, assert_greedy, reference_model
 
 NUM_TOKENS = 24
 TOPICS = ["tea", "the moon", "prime numbers", "Lisbon", "glaciers", "bees", "chess", "sleep", "steam", "rice"]
@@ -46,6 +46,7 @@ def texts(count: int) -> list[str]:
     return [QUESTIONS[i % len(QUESTIONS)].format(TOPICS[i // len(QUESTIONS) % len(TOPICS)]) for i in range(count)]
 
 
+@pytest.mark.behaviour("62")
 def test_twelve_prompts(world: World, reference: PreTrainedModel) -> None:
     check(world, reference, texts(12))
 

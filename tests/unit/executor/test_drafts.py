@@ -12,7 +12,7 @@ from headstart.core.request import SamplingParams
 from headstart.executor.build import ExecutorConfig
 from headstart.executor.drafts import accepted
 from headstart.model.source import WeightSource
-from tests.unit.executor.world import World, write_small_model
+from tests.support.executors import World, write_small_model
 
 PROMPT = np.random.default_rng(1).integers(1, 311, 37).tolist()
 PARAMS = SamplingParams(seed=11, temperature=0.8, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.5)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from headstart.executor.build import ExecutorConfig
 from headstart.model.source import WeightSource
-from tests.unit.executor.world import World, assert_greedy, assert_same_kv, reference_model, write_small_model
+from tests.support.executors import World, assert_greedy, assert_same_kv, reference_model, write_small_model
 
 NUM_TOKENS = 12
 VOCAB = 311
@@ -54,6 +54,7 @@ def test_a_cold_prompt_in_one_chunk(world: World, reference: PreTrainedModel) ->
     check(world, [sequence], reference)
 
 
+@pytest.mark.behaviour("62")
 def test_generate_itself_gives_the_same_tokens(world: World, reference: PreTrainedModel) -> None:
     sequence = world.admit(prompt(1, 40))
     world.generate([sequence], NUM_TOKENS, chunk=512)
@@ -110,6 +111,7 @@ def test_a_tree_of_shared_prefixes(world: World, reference: PreTrainedModel) -> 
     check(world, sequences, reference)
 
 
+@pytest.mark.behaviour("62")
 def test_a_second_turn_on_the_pages_of_the_first(world: World, reference: PreTrainedModel) -> None:
     first = world.admit(prompt(90, 70))
     world.generate([first], NUM_TOKENS, chunk=512)

@@ -16,7 +16,7 @@ from headstart.executor.pool import KVPool
 from headstart.executor.runner import StepRunner, TorchExecutor
 from headstart.model.hook import StepAttention
 from headstart.model.source import WeightSource
-from tests.unit.executor.world import GREEDY, write_small_model
+from tests.support.executors import GREEDY, write_small_model
 
 
 @pytest.fixture

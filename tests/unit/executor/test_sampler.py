@@ -94,6 +94,7 @@ def test_min_p_is_relative_to_the_most_likely() -> None:
     assert set(drawn(row, min_p=0.25)) == {0, 1, 2}
 
 
+@pytest.mark.behaviour("58")
 def test_presence_and_frequency_count_outputs_only() -> None:
     row = torch.tensor([[2.0, 1.9, 1.0, 0.0]])
     greedy = {"temperature": 0.0, "context": int32_array([0, 1, 1]), "prompt_len": 1}
@@ -103,6 +104,7 @@ def test_presence_and_frequency_count_outputs_only() -> None:
     assert sample(row, [task(frequency_penalty=-0.04, **greedy)])[0].token_ids[0] == 0
 
 
+@pytest.mark.behaviour("58")
 def test_repetition_counts_the_prompt_too() -> None:
     row = torch.tensor([[2.0, 1.9, -0.5, -0.6]])
     greedy = {"temperature": 0.0, "prompt_len": 2}
@@ -117,6 +119,31 @@ def test_bias_and_bans_move_the_argmax() -> None:
     assert sample(row, [task(temperature=0.0, banned_ids=(0, 1))])[0].token_ids[0] == 2
 
 
+def test_only_allowed_tokens_are_drawn_and_banned_ones_never() -> None:
+    row = logits(6)
+    allowed = (3, 17, 40)
+    assert set(drawn(row, allowed_token_ids=allowed, temperature=2.0)) == set(allowed)
+    assert set(drawn(row, allowed_token_ids=allowed, banned_token_ids=(17,), temperature=2.0)) == {3, 40}
+    best = int(row.argmax())
+    assert best not in drawn(row, banned_token_ids=(best,))
+    assert sample(row, [task(temperature=0.0, allowed_token_ids=allowed)])[0].token_ids[0] in allowed
+
+
+def test_an_allow_list_leaves_the_odds_among_its_tokens_as_they_are() -> None:
+    row = torch.full((1, VOCAB), 50.0)
+    row[0, 3], row[0, 4] = 1.0, 1.0 + np.log(3.0)
+    counts = np.bincount(drawn(row, 2000, allowed_token_ids=(3, 4)), minlength=5)
+    assert counts[3] + counts[4] == 2000
+    assert counts[4] / counts[3] == pytest.approx(3.0, rel=0.2)
+
+
+def test_an_allow_list_that_is_banned_or_unknown_fails_its_row_alone() -> None:
+    rows = logits(8, rows=3)
+    tasks = [task(0, allowed_token_ids=(5,), banned_token_ids=(5,)), task(1, allowed_token_ids=(VOCAB,)), task(2)]
+    assert [one.error is None for one in sample(rows, tasks)] == [False, False, True]
+
+
+@pytest.mark.behaviour("55")
 def test_logprobs_are_the_models_own() -> None:
     row = logits(6)
     expected = torch.log_softmax(row[0], 0)

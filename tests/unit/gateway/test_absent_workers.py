@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Failed, Finished, Leave, Submit, WorkerExited
 from headstart.core.request import RequestStats
-
-from .world import World
+from tests.support.dispatchers import World
 
 SMALL, LARGE = 60, 1000
 

@@ -8,9 +8,8 @@ from headstart.core.identity import cache_owner
 from headstart.gateway.api.auth import KeyRing, Tenant
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.state import HttpLimits
-from tests.unit.steady import PATIENCE_S
-
-from .scripted import ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.scripted_gateway import ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.steady import PATIENCE_S
 
 CHAT = "/v1/chat/completions"
 ADMIN_PATHS = (("GET", "/cluster"), ("GET", "/metrics"), ("POST", "/flush_cache"), ("GET", "/flush_cache"))
@@ -31,14 +30,16 @@ def statuses(ring, key=None):
     return run(go())
 
 
-def test_case_O5_without_keys_this_machine_alone_may_operate_the_server():
+@pytest.mark.behaviour("O5")
+def test_without_keys_this_machine_alone_may_operate_the_server():
     assert statuses(KeyRing((), is_local=True)) == {200}
     assert statuses(KeyRing((), is_local=False)) == {403}
     assert statuses(KeyRing((), is_local=False), "a guess") == {403}
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_case_O5_where_keys_are_set_only_the_admin_key_operates_the_server(is_local):
+@pytest.mark.behaviour("O5")
+def test_where_keys_are_set_only_the_admin_key_operates_the_server(is_local):
     ring = KeyRing(("alpha",), "operator", is_local=is_local)
     assert statuses(ring) == {401}
     assert statuses(ring, "nobody's") == {401}

@@ -6,8 +6,7 @@ from msgspec import structs
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Failed, Finished, Rejected, WorkerRef
 from headstart.core.request import ChoiceRef, RequestStats
-
-from .world import RecordingSink, World
+from tests.support.dispatchers import RecordingSink, World
 
 
 def handed_over_anew() -> tuple[World, WorkerRef, RecordingSink, ChoiceRef, ChoiceRef]:

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from headstart.gateway.api.request_bodies import MAX_MESSAGES
-
-from .scripted import CONTEXT, ScriptedWorld, chat_body, completion_body, run
+from tests.support.scripted_gateway import CONTEXT, ScriptedWorld, chat_body, completion_body, run
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -90,6 +89,7 @@ def test_a_wrong_parameter_is_named(path, field, value):
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.behaviour("57")
 def test_what_is_not_built_is_refused_by_name(path, field, value):
     body = chat_body() if path == CHAT else completion_body()
     reply, world = post(path, json=body | {field: value})
@@ -97,6 +97,7 @@ def test_what_is_not_built_is_refused_by_name(path, field, value):
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.behaviour("59")
 def test_neutral_values_of_what_is_not_built_and_unknown_fields_are_tolerated(path):
     body = chat_body() if path == CHAT else completion_body()
     neutral = {
@@ -129,11 +130,13 @@ def test_neutral_values_of_what_is_not_built_and_unknown_fields_are_tolerated(pa
 @pytest.mark.parametrize(
     "body", [chat_body(logprobs=1), chat_body(top_logprobs=3), chat_body(logprobs=True, top_logprobs=21)]
 )
+@pytest.mark.behaviour("56")
 def test_wrong_chat_logprobs_are_refused(body):
     assert_refused(*post(CHAT, json=body))
 
 
 @pytest.mark.parametrize("value", [-1, 21, 129, "x", True, 1.5])
+@pytest.mark.behaviour("56")
 def test_wrong_completion_logprobs_are_refused(value):
     assert_refused(*post(COMPLETIONS, json=completion_body(logprobs=value)), param="logprobs")
 
@@ -160,6 +163,7 @@ def test_wrong_completion_logprobs_are_refused(value):
         (["a"] * 200, "prompt"),
     ],
 )
+@pytest.mark.behaviour("G16")
 def test_a_wrong_prompt_is_named(prompt, param):
     assert_refused(*post(COMPLETIONS, json=completion_body(prompt)), param=param)
 
@@ -194,6 +198,7 @@ def test_an_unknown_model_is_404():
 
 
 @pytest.mark.parametrize(("over", "status"), [(0, 400), (-1, 200), (1, 400)])
+@pytest.mark.behaviour("51", "G1")
 def test_a_prompt_is_judged_at_the_very_limit(over, status):
     reply, world = post(COMPLETIONS, json=completion_body([5] * (CONTEXT + over), max_tokens=1))
     assert reply.status_code == status

@@ -4,11 +4,10 @@ import asyncio
 import json
 
 import pytest
-from text.small import END, byte_level
 
 from headstart.core.errors import ErrorCode
-
-from .scripted import Script, ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.scripted_gateway import Script, ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.small_tokenizers import END, byte_level
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -57,7 +56,8 @@ def first_two_tokens(text):
 # ---- health and format ------------------------------------------------------------------------------------------------
 
 
-def test_behaviour_33_health_answers_while_every_place_is_taken_and_takes_none():
+@pytest.mark.behaviour("33")
+def test_health_answers_while_every_place_is_taken_and_takes_none():
     async def go():
         world = ScriptedWorld()
         world.script = saying("Hello world.", hold_after=1)
@@ -78,7 +78,8 @@ def test_behaviour_33_health_answers_while_every_place_is_taken_and_takes_none()
     run(go())
 
 
-def test_case_M2_health_is_bad_once_every_decode_worker_is_wedged_although_it_beats():
+@pytest.mark.behaviour("M2")
+def test_health_is_bad_once_every_decode_worker_is_wedged_although_it_beats():
     async def go():
         world = ScriptedWorld()
         async with world.client() as http:
@@ -91,7 +92,8 @@ def test_case_M2_health_is_bad_once_every_decode_worker_is_wedged_although_it_be
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_behaviour_54_a_stream_adds_up_to_the_whole_answer_and_ends_with_one_done(path):
+@pytest.mark.behaviour("54")
+def test_a_stream_adds_up_to_the_whole_answer_and_ends_with_one_done(path):
     async def go():
         world = ScriptedWorld()
         world.script = saying("The quick brown fox 🦊 jumps.")
@@ -120,7 +122,8 @@ def test_behaviour_54_a_stream_adds_up_to_the_whole_answer_and_ends_with_one_don
 
 @STREAM
 @pytest.mark.parametrize("wanted", [1, 2, 3])
-def test_case_I1_exactly_as_many_tokens_as_asked_whole_and_streamed(stream, wanted):
+@pytest.mark.behaviour("I1")
+def test_exactly_as_many_tokens_as_asked_whole_and_streamed(stream, wanted):
     async def go():
         world = ScriptedWorld()
         async with world.client() as http:
@@ -133,7 +136,8 @@ def test_case_I1_exactly_as_many_tokens_as_asked_whole_and_streamed(stream, want
 
 @STREAM
 @pytest.mark.parametrize("by", ["eos", "stop id", "stop string"])
-def test_case_I2_a_choice_may_end_at_its_first_token(stream, by):
+@pytest.mark.behaviour("I2")
+def test_a_choice_may_end_at_its_first_token(stream, by):
     async def go():
         world = ScriptedWorld()
         ids = byte_level().encode("Hello world.", add_special_tokens=False)
@@ -153,7 +157,8 @@ def test_case_I2_a_choice_may_end_at_its_first_token(stream, by):
 
 
 @STREAM
-def test_case_I3_ignored_eos_never_ends_a_choice(stream):
+@pytest.mark.behaviour("I3")
+def test_ignored_eos_never_ends_a_choice(stream):
     async def go():
         world = ScriptedWorld()
         world.script = lambda request: Script([END] * 5 if END not in request.stop.stop_token_ids else [])
@@ -165,7 +170,8 @@ def test_case_I3_ignored_eos_never_ends_a_choice(stream):
 
 
 @STREAM
-def test_case_I11_a_stop_string_that_begins_in_the_first_token_and_ends_in_the_second(stream):
+@pytest.mark.behaviour("I11")
+def test_a_stop_string_that_begins_in_the_first_token_and_ends_in_the_second(stream):
     async def go():
         first, second = first_two_tokens("Hello world.")
         stop = first[-1:] + second[:1]
@@ -181,7 +187,8 @@ def test_case_I11_a_stop_string_that_begins_in_the_first_token_and_ends_in_the_s
 
 @STREAM
 @pytest.mark.parametrize("stop", ["🦊", "!🦊", "🦊?"])
-def test_case_I11_a_stop_string_over_the_bytes_of_one_character(stream, stop):
+@pytest.mark.behaviour("I11")
+def test_a_stop_string_over_the_bytes_of_one_character(stream, stop):
     async def go():
         world = ScriptedWorld()
         world.script = saying("é!🦊? end")
@@ -193,7 +200,8 @@ def test_case_I11_a_stop_string_over_the_bytes_of_one_character(stream, stop):
 
 
 @STREAM
-def test_case_I11_a_character_that_never_gets_all_its_bytes_is_shown_once_at_the_end(stream):
+@pytest.mark.behaviour("I11")
+def test_a_character_that_never_gets_all_its_bytes_is_shown_once_at_the_end(stream):
     async def go():
         world = ScriptedWorld()
         fox = byte_level().encode("🦊", add_special_tokens=False)
@@ -211,7 +219,8 @@ def test_case_I11_a_character_that_never_gets_all_its_bytes_is_shown_once_at_the
 
 
 @STREAM
-def test_behaviour_55_and_case_I4_every_token_has_its_logprob_also_when_several_make_one_character(stream):
+@pytest.mark.behaviour("55", "I4")
+def test_every_token_has_its_logprob_also_when_several_make_one_character(stream):
     async def go():
         world = ScriptedWorld()
         world.script = saying("a 🦊 b")
@@ -232,7 +241,8 @@ def test_behaviour_55_and_case_I4_every_token_has_its_logprob_also_when_several_
 
 @pytest.mark.parametrize("num_top", [21, 129, 10**9])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_behaviour_56_more_alternatives_than_there_is_room_for_are_a_400_and_no_crash(path, num_top):
+@pytest.mark.behaviour("56", "I4")
+def test_more_alternatives_than_there_is_room_for_are_a_400_and_no_crash(path, num_top):
     async def go():
         world = ScriptedWorld()
         async with world.client() as http:
@@ -265,7 +275,8 @@ def test_behaviour_56_more_alternatives_than_there_is_room_for_are_a_400_and_no_
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_behaviour_57_and_cases_I4_I6_I7_K2_beams_grammars_adapters_and_prompt_logprobs_are_refused(path, field, value):
+@pytest.mark.behaviour("57", "I4", "I6", "I7", "K2")
+def test_beams_grammars_adapters_and_prompt_logprobs_are_refused(path, field, value):
     async def go():
         world = ScriptedWorld()
         async with world.client() as http:
@@ -291,7 +302,8 @@ def outcomes(metrics):
     return counts
 
 
-def test_case_M6_every_way_to_fail_is_counted_and_none_fails_in_the_counting():
+@pytest.mark.behaviour("M6")
+def test_every_way_to_fail_is_counted_and_none_fails_in_the_counting():
     async def go():
         world = ScriptedWorld()
         sent = 0
@@ -330,7 +342,8 @@ def test_case_M6_every_way_to_fail_is_counted_and_none_fails_in_the_counting():
     run(go())
 
 
-def test_case_I9_a_stream_that_fails_ends_with_its_error_and_nothing_after_it():
+@pytest.mark.behaviour("I9")
+def test_a_stream_that_fails_ends_with_its_error_and_nothing_after_it():
     async def go():
         world = ScriptedWorld()
         world.script = saying("Hello world.", fail_after=1)
@@ -344,7 +357,8 @@ def test_case_I9_a_stream_that_fails_ends_with_its_error_and_nothing_after_it():
     run(go())
 
 
-def test_behaviour_64_the_metrics_add_up_to_what_the_answers_say_was_moved():
+@pytest.mark.behaviour("64")
+def test_the_metrics_add_up_to_what_the_answers_say_was_moved():
     async def go():
         world = ScriptedWorld()
         async with world.client() as http:

@@ -25,8 +25,7 @@ from headstart.core.messages import (
 )
 from headstart.core.request import ChoiceRef, RequestStats
 from headstart.gateway.limits import DispatchLimits
-
-from .world import SPEC, RecordingSink, World, make_request
+from tests.support.dispatchers import SPEC, RecordingSink, World, make_request
 
 
 def test_a_choice_is_served_and_ends_once():
@@ -164,7 +163,8 @@ def test_a_request_on_two_workers_that_died_is_not_tried_on_a_third():
     world.check()
 
 
-def test_case_E7_a_request_that_was_sent_to_a_worker_dead_already_is_tried_on_a_third():
+@pytest.mark.behaviour("E7")
+def test_a_request_that_was_sent_to_a_worker_dead_already_is_tried_on_a_third():
     """Both decode workers die at once: the choice of the first goes to the second before its death is known."""
     world = World()
     workers = {str(ref): ref for ref in (world.join("decode-0"), world.join("decode-1"))}

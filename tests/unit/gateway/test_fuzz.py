@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .scripted import ScriptedWorld, chat_body, completion_body, run
+from tests.support.scripted_gateway import ScriptedWorld, chat_body, completion_body, run
 
 FIELDS = [
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options", "stop",
@@ -30,6 +30,7 @@ MESSAGE = st.fixed_dictionaries({"role": JSON, "content": JSON})
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, min_size=1, max_size=3), st.lists(MESSAGE, max_size=2))
+@pytest.mark.behaviour("59")
 def test_any_json_is_answered_or_refused_in_words(path, fields, messages):
     async def go():
         world = ScriptedWorld()

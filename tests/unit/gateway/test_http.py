@@ -5,12 +5,11 @@ import json
 
 import openai
 import pytest
-from text.small import END, byte_level
 
 from headstart.core.errors import ErrorCode
-from tests.unit.steady import PATIENCE_S
-
-from .scripted import MODEL, STATS, Script, ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.scripted_gateway import MODEL, STATS, Script, ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.small_tokenizers import END, byte_level
+from tests.support.steady import PATIENCE_S
 
 
 def openai_client(http, key="none"):
@@ -95,6 +94,7 @@ def test_max_tokens_of_one_gives_one_token_and_length():
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.behaviour("58")
 def test_a_stop_string_over_several_tokens_ends_the_text_before_it(stream):
     async def go():
         world = ScriptedWorld()
@@ -254,6 +254,7 @@ def test_a_character_over_several_tokens_is_streamed_whole():
         (ErrorCode.INTERNAL, 500),
     ],
 )
+@pytest.mark.behaviour("I9")
 def test_a_refusal_before_the_first_byte_has_its_own_status_also_for_streams(code, status, stream):
     async def go():
         world = ScriptedWorld()
@@ -267,6 +268,7 @@ def test_a_refusal_before_the_first_byte_has_its_own_status_also_for_streams(cod
     run(go())
 
 
+@pytest.mark.behaviour("I9")
 def test_a_failure_in_mid_stream_is_an_error_event_that_leaks_nothing_and_the_stream_ends():
     async def go():
         world = ScriptedWorld()
@@ -289,6 +291,7 @@ def test_a_failure_in_mid_stream_is_an_error_event_that_leaks_nothing_and_the_st
     run(go())
 
 
+@pytest.mark.behaviour("I5")
 def test_one_failing_choice_fails_the_request_once_and_cancels_its_siblings():
     async def go():
         world = ScriptedWorld()
@@ -406,6 +409,7 @@ def test_a_client_that_does_not_read_is_cancelled_at_a_bounded_buffer():
     run(go())
 
 
+@pytest.mark.behaviour("14", "K8")
 def test_a_key_is_asked_for_and_divides_the_cache_between_tenants():
     async def go():
         world = ScriptedWorld(keys=("alpha", "beta"))
@@ -426,6 +430,7 @@ def test_a_key_is_asked_for_and_divides_the_cache_between_tenants():
     run(go())
 
 
+@pytest.mark.behaviour("33")
 def test_health_and_readiness_follow_the_workers_and_take_no_slot():
     async def go():
         world = ScriptedWorld(with_worker=False)
@@ -445,6 +450,7 @@ def test_health_and_readiness_follow_the_workers_and_take_no_slot():
     run(go())
 
 
+@pytest.mark.behaviour("27")
 def test_flush_empties_the_workers_and_is_refused_while_busy():
     async def go():
         world = ScriptedWorld()

@@ -2,8 +2,7 @@
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Failed, Submit
-
-from .world import World
+from tests.support.dispatchers import World
 
 
 def test_a_choice_whose_tokens_are_all_here_does_not_wait_long_for_the_word_of_its_end():

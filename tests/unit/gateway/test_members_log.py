@@ -3,8 +3,7 @@
 import pytest
 
 from headstart.core.messages import Leave, WorkerExited
-
-from .world import World
+from tests.support.dispatchers import World
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from schemathesis.core.failures import FailureGroup
 
 from headstart.gateway.api.auth import KeyRing
 from headstart.gateway.api.openapi import describe
-
-from .scripted import MODEL, ScriptedWorld, run
+from tests.support.scripted_gateway import MODEL, ScriptedWorld, run
 
 DOCUMENT = to_builtins(describe(MODEL, asks_for_keys=True, asks_for_admin_key=True))
 OPERATIONS = [(method.upper(), path) for path, operations in DOCUMENT["paths"].items() for method in operations]

@@ -12,8 +12,7 @@ from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import PrefixAffinity, least_loaded
 from headstart.gateway.prefix_index import PrefixIndex
 from headstart.gateway.registry import Registry
-
-from .world import SPEC, World, make_request
+from tests.support.dispatchers import SPEC, World, make_request
 
 SHARED = list(range(2000))
 

@@ -7,12 +7,11 @@ from contextlib import asynccontextmanager, suppress
 
 import httpx
 import uvicorn
-from text.small import byte_level
 
 from headstart.gateway.state import HttpLimits
-from tests.unit.steady import PATIENCE_S
-
-from .scripted import Script, ScriptedWorld, chat_body, run, saying
+from tests.support.scripted_gateway import Script, ScriptedWorld, chat_body, run, saying
+from tests.support.small_tokenizers import byte_level
+from tests.support.steady import PATIENCE_S
 
 
 @asynccontextmanager

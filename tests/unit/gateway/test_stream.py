@@ -3,14 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text.small import END, byte_level, piece_level
 
 from headstart.core.messages import Finished, TokenDelta
 from headstart.core.request import ChoiceRef, RequestStats
 from headstart.gateway.stream import ChoiceOutput, ChoiceStream, StopRules
 from headstart.text.detokenizer import make_detokenizer
-
-from .scripted import ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.scripted_gateway import ScriptedWorld, chat_body, completion_body, run, saying
+from tests.support.small_tokenizers import END, byte_level, piece_level
 
 REF = ChoiceRef("request", 0)
 ENDS = frozenset({END})

@@ -4,12 +4,11 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text.small import CHATML, END, byte_level
 
 from headstart.gateway.token_memory import MAX_BOUNDARIES, TokenMemory
 from headstart.text.chat_template import ChatTemplate
-
-from .scripted import Script, ScriptedWorld, run
+from tests.support.scripted_gateway import Script, ScriptedWorld, run
+from tests.support.small_tokenizers import CHATML, END, byte_level
 
 TEMPLATE = ChatTemplate(CHATML, byte_level().named_special_tokens, lambda: None)
 NAMESPACE = b"tenant"

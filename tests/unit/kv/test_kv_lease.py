@@ -7,12 +7,13 @@ import pytest
 from headstart.core.arrays import EMPTY
 from headstart.core.layout import pages_for, reusable_len
 from headstart.kv.cache import PageCounts, PrefixCache
-from kv.world import NAMESPACE, PAGE, admit, clean, joined, prompt, serve
+from tests.support.caches import NAMESPACE, PAGE, admit, clean, joined, prompt, serve
 
 
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("succeeds", [False, True])
-def test_behaviours_17_to_20_and_failure_case_B1_every_path_drops_what_it_took(warm: bool, succeeds: bool) -> None:
+@pytest.mark.behaviour("17", "18", "19", "20", "B1")
+def test_every_path_drops_what_it_took(warm: bool, succeeds: bool) -> None:
     cache = PrefixCache(30, PAGE)
     if warm:
         serve(cache, prompt(6 * PAGE + 1))
@@ -32,7 +33,8 @@ def test_behaviours_17_to_20_and_failure_case_B1_every_path_drops_what_it_took(w
     clean(cache)
 
 
-def test_behaviour_21_the_same_hit_many_times_drifts_nowhere() -> None:
+@pytest.mark.behaviour("21")
+def test_the_same_hit_many_times_drifts_nowhere() -> None:
     cache = PrefixCache(60, PAGE)
     serve(cache, prompt(5 * PAGE + 1))
     before = cache.counts()
@@ -47,7 +49,8 @@ def test_behaviour_21_the_same_hit_many_times_drifts_nowhere() -> None:
     clean(cache)
 
 
-def test_behaviour_22_a_hit_that_does_not_fit_keeps_no_lock_and_fits_later() -> None:
+@pytest.mark.behaviour("22")
+def test_a_hit_that_does_not_fit_keeps_no_lock_and_fits_later() -> None:
     cache = PrefixCache(10, PAGE)
     serve(cache, prompt(4 * PAGE + 1))
     other = admit(cache, prompt(5 * PAGE, seed=1))
@@ -61,7 +64,8 @@ def test_behaviour_22_a_hit_that_does_not_fit_keeps_no_lock_and_fits_later() -> 
     cache.check()
 
 
-def test_behaviour_23_and_failure_case_B14_a_pinned_leaf_survives_every_eviction() -> None:
+@pytest.mark.behaviour("23", "B14")
+def test_a_pinned_leaf_survives_every_eviction() -> None:
     cache = PrefixCache(10, PAGE)
     serve(cache, prompt(4 * PAGE + 1))
     lease = admit(cache, prompt(4 * PAGE + 1))
@@ -73,7 +77,8 @@ def test_behaviour_23_and_failure_case_B14_a_pinned_leaf_survives_every_eviction
     clean(cache)
 
 
-def test_behaviour_24_and_failure_case_C20_one_page_too_many_is_a_no_and_not_a_crash() -> None:
+@pytest.mark.behaviour("24", "C20")
+def test_one_page_too_many_is_a_no_and_not_a_crash() -> None:
     cache = PrefixCache(10, PAGE)
     lease = admit(cache, prompt(10 * PAGE))
     assert cache.num_available() == 0
@@ -85,7 +90,8 @@ def test_behaviour_24_and_failure_case_C20_one_page_too_many_is_a_no_and_not_a_c
     cache.check()
 
 
-def test_behaviour_25_and_failure_case_A13_the_loser_of_two_equal_inserts_is_remapped_before_its_copy_goes() -> None:
+@pytest.mark.behaviour("25", "A13")
+def test_the_loser_of_two_equal_inserts_is_remapped_before_its_copy_goes() -> None:
     cache = PrefixCache(30, PAGE)
     tokens = prompt(4 * PAGE + 1)
     first, second = admit(cache, tokens), admit(cache, tokens)
@@ -107,7 +113,8 @@ def test_behaviour_25_and_failure_case_A13_the_loser_of_two_equal_inserts_is_rem
     clean(cache)
 
 
-def test_behaviour_27_an_idle_flush_frees_the_pool_and_a_busy_one_loses_nothing_in_use() -> None:
+@pytest.mark.behaviour("27")
+def test_an_idle_flush_frees_the_pool_and_a_busy_one_loses_nothing_in_use() -> None:
     cache = PrefixCache(30, PAGE)
     tokens = joined(prompt(4 * PAGE), prompt(4 * PAGE, seed=1))
     serve(cache, tokens)
@@ -121,7 +128,8 @@ def test_behaviour_27_an_idle_flush_frees_the_pool_and_a_busy_one_loses_nothing_
 
 
 @pytest.mark.parametrize("stage", ["leased", "writing", "held", "committed", "retracted"])
-def test_failure_case_K7_a_flush_in_any_state_of_a_request_keeps_the_ledger_exact(stage: str) -> None:
+@pytest.mark.behaviour("K7")
+def test_a_flush_in_any_state_of_a_request_keeps_the_ledger_exact(stage: str) -> None:
     cache = PrefixCache(12, PAGE)
     serve(cache, prompt(3 * PAGE + 1))
     tokens = joined(prompt(3 * PAGE), prompt(3 * PAGE, seed=1))
@@ -146,7 +154,8 @@ def test_failure_case_K7_a_flush_in_any_state_of_a_request_keeps_the_ledger_exac
     clean(cache)
 
 
-def test_behaviour_30_output_is_evicted_before_the_prompt_it_follows() -> None:
+@pytest.mark.behaviour("30")
+def test_output_is_evicted_before_the_prompt_it_follows() -> None:
     cache = PrefixCache(10, PAGE)
     serve(cache, prompt(10 * PAGE))
     cache.make_room(5)
@@ -154,7 +163,8 @@ def test_behaviour_30_output_is_evicted_before_the_prompt_it_follows() -> None:
     cache.check()
 
 
-def test_behaviour_31_a_request_that_fits_only_by_its_own_hit_is_admitted() -> None:
+@pytest.mark.behaviour("31")
+def test_a_request_that_fits_only_by_its_own_hit_is_admitted() -> None:
     cache = PrefixCache(5, PAGE)
     serve(cache, prompt(5 * PAGE))
     match = cache.match(NAMESPACE, prompt(5 * PAGE), reusable_len(5 * PAGE, PAGE))
@@ -167,7 +177,8 @@ def test_behaviour_31_a_request_that_fits_only_by_its_own_hit_is_admitted() -> N
 
 
 @pytest.mark.parametrize("prefix_pages", range(7))
-def test_behaviours_69_and_70_a_hit_never_needs_more_than_a_miss(prefix_pages: int) -> None:
+@pytest.mark.behaviour("69", "70")
+def test_a_hit_never_needs_more_than_a_miss(prefix_pages: int) -> None:
     cache = PrefixCache(12, PAGE)
     serve(cache, prompt(6 * PAGE + 1))
     busy = admit(cache, prompt(2 * PAGE, seed=1))
@@ -185,9 +196,8 @@ def test_behaviours_69_and_70_a_hit_never_needs_more_than_a_miss(prefix_pages: i
 
 
 @pytest.mark.parametrize(("prompt_len", "hit_len", "num_tokens"), [(14, 0, 48), (32, 0, 66), (2064, 2048, 50)])
-def test_behaviours_71_and_72_what_admission_charges_is_what_the_allocator_takes(
-    prompt_len: int, hit_len: int, num_tokens: int
-) -> None:
+@pytest.mark.behaviour("71", "72")
+def test_what_admission_charges_is_what_the_allocator_takes(prompt_len: int, hit_len: int, num_tokens: int) -> None:
     """Page 16, 34 tokens reserved for growth: the prompt's rounded-up tail counts towards them."""
     num_pages = pages_for(prompt_len + 34, 16) - hit_len // 16
     assert num_pages == pages_for(num_tokens, 16)
@@ -202,7 +212,8 @@ def test_behaviours_71_and_72_what_admission_charges_is_what_the_allocator_takes
     assert cache.num_available() == 0
 
 
-def test_behaviour_73_the_tail_begins_behind_the_whole_promised_prefix() -> None:
+@pytest.mark.behaviour("73")
+def test_the_tail_begins_behind_the_whole_promised_prefix() -> None:
     cache = PrefixCache(20, PAGE)
     serve(cache, prompt(4 * PAGE + 1))
     tokens = joined(prompt(4 * PAGE), prompt(2 * PAGE, seed=1))
@@ -214,7 +225,8 @@ def test_behaviour_73_the_tail_begins_behind_the_whole_promised_prefix() -> None
     assert len(set(lease.pages.tolist())) == 8
 
 
-def test_failure_case_B13_exactly_what_matched_is_pinned() -> None:
+@pytest.mark.behaviour("B13")
+def test_exactly_what_matched_is_pinned() -> None:
     cache = PrefixCache(20, PAGE)
     serve(cache, prompt(64 + 1))
     lease = admit(cache, joined(prompt(40), prompt(30, seed=1)))
@@ -229,7 +241,8 @@ def test_failure_case_B13_exactly_what_matched_is_pinned() -> None:
     clean(cache)
 
 
-def test_failure_case_B15_ten_retractions_of_one_request_hold_no_more_than_one() -> None:
+@pytest.mark.behaviour("B15")
+def test_ten_retractions_of_one_request_hold_no_more_than_one() -> None:
     cache = PrefixCache(20, PAGE)
     tokens = prompt(6 * PAGE + 3)
     pinned = []
@@ -243,7 +256,8 @@ def test_failure_case_B15_ten_retractions_of_one_request_hold_no_more_than_one()
     clean(cache)
 
 
-def test_failure_case_B17_a_flush_says_what_went_and_counts_say_what_stays() -> None:
+@pytest.mark.behaviour("B17")
+def test_a_flush_says_what_went_and_counts_say_what_stays() -> None:
     cache = PrefixCache(20, PAGE)
     serve(cache, prompt(8 * PAGE + 1))
     paused = admit(cache, prompt(3 * PAGE + 1))
@@ -254,7 +268,8 @@ def test_failure_case_B17_a_flush_says_what_went_and_counts_say_what_stays() -> 
 
 
 @pytest.mark.parametrize("num_tokens", range(3 * PAGE + 1))
-def test_failure_case_C12_a_commit_of_nothing_new_changes_nothing(num_tokens: int) -> None:
+@pytest.mark.behaviour("C12")
+def test_a_commit_of_nothing_new_changes_nothing(num_tokens: int) -> None:
     cache = PrefixCache(20, PAGE)
     serve(cache, prompt(3 * PAGE + 1))
     lease = admit(cache, prompt(5 * PAGE))
@@ -277,7 +292,8 @@ def full_cache() -> PrefixCache:
     return cache
 
 
-def test_failure_case_L8_128_admissions_into_a_full_cache_need_one_pass_of_under_5_ms() -> None:
+@pytest.mark.behaviour("L8")
+def test_128_admissions_into_a_full_cache_need_one_pass_of_under_5_ms() -> None:
     stalls_s = []
     for _ in range(3):
         cache = full_cache()

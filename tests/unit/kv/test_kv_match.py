@@ -7,17 +7,19 @@ import pytest
 from headstart.core.arrays import EMPTY
 from headstart.core.identity import cache_namespace
 from headstart.kv.cache import PrefixCache
-from kv.world import NAMESPACE, PAGE, admit, clean, joined, prompt, serve
+from tests.support.caches import NAMESPACE, PAGE, admit, clean, joined, prompt, serve
 
 
-def test_behaviour_4_a_prompt_shorter_than_a_page_never_hits() -> None:
+@pytest.mark.behaviour("4")
+def test_a_prompt_shorter_than_a_page_never_hits() -> None:
     cache = PrefixCache(10, PAGE)
     assert [serve(cache, prompt(PAGE - 1)) for _ in range(3)] == [0, 0, 0]
     assert cache.counts().cached == 0
     clean(cache)
 
 
-def test_behaviour_5_a_match_is_floored_to_whole_pages() -> None:
+@pytest.mark.behaviour("5")
+def test_a_match_is_floored_to_whole_pages() -> None:
     cache = PrefixCache(30, PAGE)
     serve(cache, prompt(10 * PAGE + 5))
     match = cache.match(NAMESPACE, joined(prompt(10 * PAGE + 5), prompt(20, seed=1)))
@@ -26,7 +28,8 @@ def test_behaviour_5_a_match_is_floored_to_whole_pages() -> None:
     assert cache.match(NAMESPACE, prompt(10 * PAGE + 5), max_len=0).num_pages == 0
 
 
-def test_behaviour_6_prompts_that_share_three_pages_and_two_tokens_share_three_pages() -> None:
+@pytest.mark.behaviour("6")
+def test_prompts_that_share_three_pages_and_two_tokens_share_three_pages() -> None:
     cache = PrefixCache(30, PAGE)
     common = prompt(3 * PAGE + 2)
     assert serve(cache, joined(common, prompt(20, seed=1))) == 0
@@ -34,7 +37,8 @@ def test_behaviour_6_prompts_that_share_three_pages_and_two_tokens_share_three_p
     clean(cache)
 
 
-def test_behaviour_7_the_next_turn_hits_prompt_and_output_but_the_last_token() -> None:
+@pytest.mark.behaviour("7")
+def test_the_next_turn_hits_prompt_and_output_but_the_last_token() -> None:
     cache = PrefixCache(60, PAGE)
     turn = prompt(12 * PAGE + 4 + 4)  # prompt and output: 13 pages exactly
     serve(cache, turn)
@@ -66,25 +70,29 @@ def test_a_match_changes_nothing_and_not_even_who_is_evicted_next() -> None:
     "other",
     [cache_namespace(adapter="a"), cache_namespace(tenant_salt=b"a"), cache_namespace(adapter="a", tenant_salt=b"b")],
 )
-def test_behaviour_14_and_failure_cases_K3_K4_K8_namespaces_never_cross(other: bytes) -> None:
+@pytest.mark.behaviour("14", "K3", "K4", "K8")
+def test_namespaces_never_cross(other: bytes) -> None:
     cache = PrefixCache(20, PAGE)
     serve(cache, prompt(5 * PAGE))
     assert cache.match(NAMESPACE, prompt(5 * PAGE)).num_pages == 4
     assert cache.match(other, prompt(5 * PAGE)).num_pages == 0
 
 
-def test_failure_case_K2_a_reloaded_adapter_has_a_namespace_of_its_own() -> None:
+@pytest.mark.behaviour("K2")
+def test_a_reloaded_adapter_has_a_namespace_of_its_own() -> None:
     assert cache_namespace(adapter="poet@1") != cache_namespace(adapter="poet@2")
     assert cache_namespace(adapter="ab", tenant_salt=b"c") != cache_namespace(adapter="a", tenant_salt=b"bc")
 
 
-def test_failure_case_K1_a_namespace_is_the_same_in_every_process() -> None:
+@pytest.mark.behaviour("K1")
+def test_a_namespace_is_the_same_in_every_process() -> None:
     """The digest was computed by another process: nothing of one (hash seed, address, version) goes into it."""
     digest = cache_namespace(adapter="a", tenant_salt=b"b").hex()
     assert digest == "a94a4df9418a5ec663fda5d28ab1adadee8030ab25dfae1b4518ce419ffad775"
 
 
-def test_failure_case_K6_a_flush_leaves_nothing_to_match_in_any_namespace() -> None:
+@pytest.mark.behaviour("K6")
+def test_a_flush_leaves_nothing_to_match_in_any_namespace() -> None:
     cache = PrefixCache(20, PAGE)
     serve(cache, prompt(5 * PAGE))
     other = cache.try_lease(cache.match(b"other", EMPTY), 2)
@@ -102,7 +110,8 @@ class SameHash(bytes):
         return 0
 
 
-def test_failure_case_K9_a_hash_collision_reuses_nothing() -> None:
+@pytest.mark.behaviour("K9")
+def test_a_hash_collision_reuses_nothing() -> None:
     cache = PrefixCache(40, 1)
     for seed in range(10):
         tokens = prompt(3, seed)

@@ -1,8 +1,7 @@
 """Whoever was used last is evicted last."""
 
 from headstart.kv.cache import PrefixCache
-
-from .world import NAMESPACE, PAGE, admit, prompt, serve
+from tests.support.caches import NAMESPACE, PAGE, admit, prompt, serve
 
 
 def test_a_prefix_that_was_used_again_outlives_one_that_was_not() -> None:

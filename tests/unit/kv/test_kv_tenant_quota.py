@@ -6,8 +6,7 @@ from headstart.core.arrays import Int32Array
 from headstart.core.identity import cache_namespace, divide_namespace
 from headstart.core.layout import pages_for, reusable_len
 from headstart.kv.cache import PageLease, PrefixCache
-
-from .world import PAGE, prompt
+from tests.support.caches import PAGE, prompt
 
 VICTIM, GREEDY = (cache_namespace(tenant_salt=salt) for salt in (b"victim", b"greedy"))
 

@@ -4,7 +4,7 @@ import pytest
 
 from headstart.core.errors import InvariantError
 from headstart.kv.cache import PageCounts, PrefixCache
-from kv.world import PAGE, admit, clean, prompt
+from tests.support.caches import PAGE, admit, clean, prompt
 
 
 def test_a_page_given_up_under_a_ticket_is_free_only_when_the_ticket_closes() -> None:
@@ -54,6 +54,7 @@ def test_a_cached_page_that_a_step_still_reads_is_not_counted_as_room() -> None:
     clean(cache)
 
 
+@pytest.mark.behaviour("79")
 def test_a_page_that_a_peer_may_still_write_is_never_committed() -> None:
     cache = PrefixCache(8, PAGE)
     tokens = prompt(3 * PAGE)

@@ -15,7 +15,7 @@ from headstart.core.messages import KillRequest, LauncherHello, WorkerExited, Wo
 from headstart.wire.channels import FROM_WORKER
 from headstart.wire.sockets import Router, Wiring
 from headstart.worker.exits import Exit
-from tests.unit.steady import PATIENCE_S
+from tests.support.steady import PATIENCE_S
 
 LAUNCHER = """
 import os, sys, zmq

@@ -2,14 +2,15 @@
 
 from random import Random
 
-from worlds import VOCAB, assert_right, prompt, settle, stats
+import pytest
 
 from headstart.core.identity import cache_namespace
 from headstart.core.layout import reusable_len
 from headstart.kv.cache import PrefixCache
 from headstart.sim.client import Handle
-from headstart.sim.spec import WorldSpec
-from headstart.sim.world import World
+from headstart.sim.cluster import SimCluster
+from headstart.sim.spec import ClusterSpec
+from tests.support.clusters import VOCAB, assert_right, prompt, settle, stats
 
 VICTIM, ATTACKER = (cache_namespace(tenant_salt=salt) for salt in (b"victim", b"attacker"))
 NUM_STREAMS = 4
@@ -25,32 +26,34 @@ def hit_rate(handles: list[Handle], page_size: int) -> float:
 def serve_victim(share: float | None, under_attack: bool) -> float:
     """The victim's hit rate over rounds of its prompts, while an attacker keeps its streams busy with one-token requests
     of fresh prompts."""
-    spec = WorldSpec(decode_pages=128, prefill_pages=128)
+    spec = ClusterSpec(decode_pages=128, prefill_pages=128)
     owner_pages = None if share is None else int(spec.decode_pages * share)
-    world = World(spec, make_cache=lambda num_pages, page_size: PrefixCache(num_pages, page_size, owner_pages))
-    world.run_for(0.1)
+    cluster = SimCluster(spec, make_cache=lambda num_pages, page_size: PrefixCache(num_pages, page_size, owner_pages))
+    cluster.run_for(0.1)
     rng = Random(5)
     attacks: list[Handle] = []
     served: list[Handle] = []
     for number in range(24):
         while under_attack and sum(not attack.is_done for attack in attacks) < NUM_STREAMS:
             fresh = [rng.randrange(VOCAB) for _ in range(50)]
-            attacks.append(world.submit(world.request(fresh, 1, namespace=ATTACKER)))
-        asked = world.submit(world.request(SYSTEM_PROMPTS[number % 4], 4, namespace=VICTIM))
+            attacks.append(cluster.submit(cluster.request(fresh, 1, namespace=ATTACKER)))
+        asked = cluster.submit(cluster.request(SYSTEM_PROMPTS[number % 4], 4, namespace=VICTIM))
         while not asked.is_done:
-            world.step()
+            cluster.step()
         served.append(asked)
-    settle(world)
+    settle(cluster)
     assert_right(*served, *attacks)
     return hit_rate(served[4:], spec.page_size)
 
 
-def test_case_O9_a_flood_costs_others_at_most_ten_points_of_their_hit_rate() -> None:
+@pytest.mark.behaviour("O9")
+def test_a_flood_costs_others_at_most_ten_points_of_their_hit_rate() -> None:
     undisturbed = serve_victim(0.5, under_attack=False)
     assert undisturbed == 1.0
     assert serve_victim(0.5, under_attack=True) >= undisturbed - 0.1
 
 
-def test_case_O9_without_shares_the_same_flood_takes_it_all() -> None:
+@pytest.mark.behaviour("O9")
+def test_without_shares_the_same_flood_takes_it_all() -> None:
     assert serve_victim(None, under_attack=False) == 1.0
     assert serve_victim(None, under_attack=True) < 0.5

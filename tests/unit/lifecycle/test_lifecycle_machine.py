@@ -5,16 +5,17 @@ import os
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from headstart.core.messages import Join, KillRequest, LauncherHello, Message, WorkerExited
-from headstart.sim.network import FINE, MessageFate
-from headstart.sim.spec import SMALL_DECODE, SMALL_PREFILL, Timing, WorldSpec
-from headstart.sim.watermarks import oracle
-from headstart.sim.world import World
-from headstart.transfer.loopback import Fate, Posted
+from headstart.sim.cluster import SimCluster
+from headstart.sim.kv_fingerprints import oracle
+from headstart.sim.network import NO_FAULT, MessageFault
+from headstart.sim.spec import SMALL_DECODE, SMALL_PREFILL, ClusterSpec, Timing
+from headstart.transfer.loopback import Fault, Posted
 
 NUM_EXAMPLES = int(os.environ.get("HEADSTART_LIFECYCLE_EXAMPLES", "500"))
 NUM_STEPS = 200
@@ -24,24 +25,24 @@ MAX_LEFT = 16
 STEMS = [[random.Random(i).randrange(97) for _ in range(24)] for i in range(3)]
 NAMESPACES = (b"", b"", b"tenant")
 
-MESSAGE_FATES = (MessageFate(0), MessageFate(2), MessageFate(1, 0.05), MessageFate(1, 1.5), MessageFate(2, 0.3))
+MESSAGE_FATES = (MessageFault(0), MessageFault(2), MessageFault(1, 0.05), MessageFault(1, 1.5), MessageFault(2, 0.3))
 WRITE_FATES = (
-    Fate(refused=True),
-    Fate(fails=True),
-    Fate(delay_s=0.1),
-    Fate(delay_s=3.0),
-    Fate(num_notices=0),
-    Fate(num_notices=2),
-    Fate(notice_delay_s=0.2),
+    Fault(refused=True),
+    Fault(fails=True),
+    Fault(delay_s=0.1),
+    Fault(delay_s=3.0),
+    Fault(num_notices=0),
+    Fault(num_notices=2),
+    Fault(notice_delay_s=0.2),
 )
 RELIABLE = (Join, WorkerExited, LauncherHello, KillRequest)
 """What the launcher and a process's start say is repeated by the real sockets until it arrives."""
 
 
-def world_spec(page_size: int, num_prefill: int, num_decode: int, slack: int, local: int) -> WorldSpec:
+def cluster_spec(page_size: int, num_prefill: int, num_decode: int, slack: int, local: int) -> ClusterSpec:
     """Pools in which one or two of the longest requests fit."""
     pages = CONTEXT_LEN // page_size + 1
-    return WorldSpec(
+    return ClusterSpec(
         num_prefill,
         num_decode,
         page_size,
@@ -56,8 +57,8 @@ def world_spec(page_size: int, num_prefill: int, num_decode: int, slack: int, lo
 class Lifecycle(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.message_fates: list[MessageFate] = []
-        self.write_fates: list[Fate] = []
+        self.message_fates: list[MessageFault] = []
+        self.write_fates: list[Fault] = []
 
     @initialize(
         page_size=st.sampled_from((1, 4, 8)),
@@ -68,18 +69,18 @@ class Lifecycle(RuleBasedStateMachine):
         seed=st.integers(0, 1000),
     )
     def begin(self, page_size: int, num_prefill: int, num_decode: int, slack: int, local: int, seed: int) -> None:
-        self.world = World(world_spec(page_size, num_prefill, num_decode, slack, local), seed)
-        self.world.judge_messages(self.judge_message)
-        self.world.judge_writes(self.judge_write)
-        self.world.run_for(0.01)
+        self.cluster = SimCluster(cluster_spec(page_size, num_prefill, num_decode, slack, local), seed)
+        self.cluster.inject_message_faults(self.judge_message)
+        self.cluster.inject_write_faults(self.judge_write)
+        self.cluster.run_for(0.01)
 
-    def judge_message(self, sender: str, recipient: str, message: Message) -> MessageFate:
+    def judge_message(self, sender: str, recipient: str, message: Message) -> MessageFault:
         if isinstance(message, RELIABLE) or not self.message_fates:
-            return FINE
+            return NO_FAULT
         return self.message_fates.pop()
 
-    def judge_write(self, posted: Posted) -> Fate:
-        return self.write_fates.pop() if self.write_fates else Fate()
+    def judge_write(self, posted: Posted) -> Fault:
+        return self.write_fates.pop() if self.write_fates else Fault()
 
     @rule(code=st.integers(0, 6 * 24 * 7 * 8 - 1))
     def submit(self, code: int) -> None:
@@ -90,25 +91,25 @@ class Lifecycle(RuleBasedStateMachine):
         prompt = STEMS[stem % 3][: cut + 1] + [tail] * tail
         deadline_s = 0.3 if stem == 5 else 30.0
         namespace = NAMESPACES[tail % 3]
-        self.world.submit(self.world.request(prompt, size + 1, deadline_s=deadline_s, namespace=namespace))
-        self.world.check()
+        self.cluster.submit(self.cluster.request(prompt, size + 1, deadline_s=deadline_s, namespace=namespace))
+        self.cluster.check()
 
     @rule(which=st.integers(0, 7), size=st.integers(1, 6))
     def next_turn(self, which: int, size: int) -> None:
         """A conversation goes on, with what was said so far as its prompt."""
-        said = [handle for handle in self.world.handles[-40:] if handle.finished]
+        said = [handle for handle in self.cluster.handles[-40:] if handle.finished]
         if said:
             before = said[which % len(said)]
             prompt = [*before.request.prompt.tolist(), *before.tokens, which][: CONTEXT_LEN - size]
-            self.world.submit(self.world.request(prompt, size, namespace=before.request.namespace))
+            self.cluster.submit(self.cluster.request(prompt, size, namespace=before.request.namespace))
         else:
-            self.world.submit(self.world.request(STEMS[which % 3][: 3 * which + 1], size))
-        self.world.check()
+            self.cluster.submit(self.cluster.request(STEMS[which % 3][: 3 * which + 1], size))
+        self.cluster.check()
 
     @rule()
     def next_event(self) -> None:
-        self.world.step()
-        self.world.check()
+        self.cluster.step()
+        self.cluster.check()
 
     @rule()
     def event_after_that(self) -> None:
@@ -121,40 +122,40 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(num_events=st.integers(2, 4))
     def several_events(self, num_events: int) -> None:
         for _ in range(num_events):
-            self.world.step()
-        self.world.check()
+            self.cluster.step()
+        self.cluster.check()
 
     @rule(seconds=st.sampled_from((0.01, 0.02, 0.1)))
     def time_passes(self, seconds: float) -> None:
-        self.world.run_for(seconds)
-        self.world.check()
+        self.cluster.run_for(seconds)
+        self.cluster.check()
 
     @rule(which=st.integers(0, 15))
     def cancel(self, which: int) -> None:
-        unfinished = [handle for handle in self.world.handles[-16:] if not handle.is_done]
+        unfinished = [handle for handle in self.cluster.handles[-16:] if not handle.is_done]
         if unfinished:
-            self.world.cancel(unfinished[which % len(unfinished)])
-        self.world.check()
+            self.cluster.cancel(unfinished[which % len(unfinished)])
+        self.cluster.check()
 
     @rule(which=st.integers(0, 15))
     def kill_or_stall(self, which: int) -> None:
         """One in four kills (the launcher reports the exit and restarts the worker), the others stall."""
-        names = sorted(self.world.workers)
+        names = sorted(self.cluster.workers)
         if names and which < 4:
-            self.world.kill(names[which % len(names)])
+            self.cluster.kill(names[which % len(names)])
         elif names and not self.stalled():
-            self.world.stall(names[which % len(names)])
-        self.world.check()
+            self.cluster.stall(names[which % len(names)])
+        self.cluster.check()
 
     def stalled(self) -> list[str]:
-        return [name for name, worker in self.world.workers.items() if worker.is_stalled]
+        return [name for name, worker in self.cluster.workers.items() if worker.is_stalled]
 
     @precondition(lambda self: self.stalled())
     @rule()
     def resume(self) -> None:
         for name in self.stalled():
-            self.world.resume(name)
-        self.world.check()
+            self.cluster.resume(name)
+        self.cluster.check()
 
     @rule(which=st.integers(0, len(MESSAGE_FATES) + len(WRITE_FATES) - 1))
     def a_message_or_a_write_meets_its_fate(self, which: int) -> None:
@@ -163,29 +164,30 @@ class Lifecycle(RuleBasedStateMachine):
             self.message_fates[:] = [*self.message_fates[-2:], MESSAGE_FATES[which]]
         else:
             self.write_fates[:] = [*self.write_fates[-2:], WRITE_FATES[which - len(MESSAGE_FATES)]]
-        self.world.check()
+        self.cluster.check()
 
     def teardown(self) -> None:
-        if not hasattr(self, "world"):
+        if not hasattr(self, "cluster"):
             return
-        world = self.world
+        cluster = self.cluster
         self.message_fates.clear()
         self.write_fates.clear()
         for name in self.stalled():
-            world.resume(name)
-        unfinished = [handle for handle in world.handles if not handle.is_done]
+            cluster.resume(name)
+        unfinished = [handle for handle in cluster.handles if not handle.is_done]
         for handle in unfinished[:-MAX_LEFT]:
-            world.cancel(handle)
-        world.finish(limit_s=60.0)
-        world.run_until(world.is_quiet, limit_s=30.0)
-        world.check_idle()
-        for handle in world.handles:
+            cluster.cancel(handle)
+        cluster.finish(limit_s=60.0)
+        cluster.run_until(cluster.is_quiet, limit_s=30.0)
+        cluster.check_idle()
+        for handle in cluster.handles:
             request = handle.request
-            expected = oracle(request.prompt, request.stop.max_new_tokens, world.spec.vocab_size, request.namespace)
+            expected = oracle(request.prompt, request.stop.max_new_tokens, cluster.spec.vocab_size, request.namespace)
             assert handle.tokens == expected[: len(handle.tokens)]
             assert handle.failed or handle.tokens == expected
 
 
+@pytest.mark.behaviour("34")
 def test_any_history_keeps_the_ledger_and_gives_every_request_its_one_end() -> None:
     """NUM_EXAMPLES histories of NUM_STEPS operations: 100,000."""
     run_state_machine_as_test(

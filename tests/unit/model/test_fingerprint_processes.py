@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 CODE = """
@@ -26,7 +27,8 @@ CONFIG = {
 }
 
 
-def test_case_K1_a_model_has_one_fingerprint_in_processes_of_different_hash_seeds(tmp_path: Path) -> None:
+@pytest.mark.behaviour("K1")
+def test_a_model_has_one_fingerprint_in_processes_of_different_hash_seeds(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))

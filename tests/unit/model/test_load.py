@@ -66,6 +66,7 @@ def test_overrides_reach_the_model(tmp_path: Path) -> None:
         ("t5", {}, "encoder-decoder"),
     ],
 )
+@pytest.mark.behaviour("50")
 def test_what_is_not_built_is_refused_by_name(
     tmp_path: Path, model_type: str, changes: dict[str, object], reason: str
 ) -> None:

@@ -16,7 +16,7 @@ from headstart.model.refused import ModelRefused
 from headstart.model.source import WeightSource
 from tests.models.sweep import assert_generated, prompt
 from tests.models.tiny import VOCAB, tiny_config, write_config, write_weights
-from tests.unit.executor.world import Sequence_, World
+from tests.support.executors import Sequence_, World
 
 ORIGINAL, LONGEST = 128, 512
 LONG = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]

@@ -11,8 +11,10 @@ from safetensors.numpy import save_file
 
 from headstart.core.errors import WorkerError
 from headstart.model.info import geometry, read_model_info
+from headstart.model.library import causal_model_types
 from headstart.model.refusals import refuse_unservable
 from headstart.model.refused import ModelRefused
+from tests.models.tiny import model_types
 
 CONFIG = {
     "model_type": "llama",
@@ -76,6 +78,16 @@ def test_an_ordinary_model_is_not_refused(folder: Path) -> None:
 def test_a_configuration_is_refused_by_its_rule(folder: Path, changes: dict[str, object], words: str) -> None:
     write(folder, **changes)
     assert words in refusal(folder)
+
+
+@pytest.mark.parametrize("model_type", ["internlm2", "t5", "nonsense"])
+def test_a_type_that_the_library_has_no_causal_model_for_is_named(folder: Path, model_type: str) -> None:
+    write(folder, model_type=model_type)
+    assert f"'{model_type}' is no causal language model of the installed transformers" in refusal(folder)
+
+
+def test_the_types_that_are_read_are_the_librarys() -> None:
+    assert causal_model_types() == set(model_types())
 
 
 def test_overrides_are_looked_at_too(folder: Path) -> None:

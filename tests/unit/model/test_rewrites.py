@@ -17,7 +17,7 @@ from headstart.model.load import load_model
 from headstart.model.source import WeightSource
 from tests.models.sweep import assert_generated, prompt, reference_model
 from tests.models.tiny import VOCAB, tiny_config, write_config, write_weights
-from tests.unit.executor.world import World
+from tests.support.executors import World
 
 ROTARY = ("apply_rotary_pos_emb", "rotate_half")
 

@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from headstart.attention.torch_cpu import CpuAttention
+from headstart.core.kv_layout import KVLayout
 from headstart.executor.build import ExecutorConfig, make_executor
-from headstart.executor.pool import KVPool, PoolShape
+from headstart.executor.pool import KVPool
 from headstart.model.hook import ATTENTION_NAME, register_attention
 from headstart.model.info import geometry
 from headstart.model.refused import ModelRefused
@@ -32,12 +33,17 @@ def loaded(config: PretrainedConfig) -> PreTrainedModel:
     return model.eval()
 
 
+def scratch(page_size: int, num_kv_heads: int) -> torch.Tensor:
+    """Pages for the test, of a model of two layers with heads of width 16."""
+    layout = KVLayout.full(page_size, 2, num_kv_heads, 16, "float32")
+    return KVPool.allocate(layout, num_test_pages(page_size), "cpu").data
+
+
 def check(
     model: PreTrainedModel, expected: SelfTest | None = None, context_len: int = 512, page_size: int = PAGE_SIZE
 ) -> None:
     sizes = geometry(model.config.to_dict())
-    shape = PoolShape(num_test_pages(page_size), sizes.num_layers, sizes.num_kv_heads, page_size, sizes.head_dim)
-    attention = CpuAttention(KVPool.allocate(shape, torch.float32, "cpu").data.fill_(torch.nan))
+    attention = CpuAttention(scratch(page_size, sizes.num_kv_heads).fill_(torch.nan))
     pool = ScratchPool(attention.begin, page_size, sizes.num_layers)
     check_model(model, expected or library_logits(model), pool, torch.float32, context_len)
 
@@ -86,8 +92,7 @@ def test_a_row_that_reads_its_neighbours_keys_is_refused() -> None:
             return super().begin([replace(row, pages=rows[-1].pages) if row.start else row for row in rows])
 
     model = loaded(tiny_config("llama"))
-    shape = PoolShape(num_test_pages(PAGE_SIZE), 2, 2, PAGE_SIZE, 16)
-    pool = ScratchPool(Mixed(KVPool.allocate(shape, torch.float32, "cpu").data).begin, PAGE_SIZE, 2)
+    pool = ScratchPool(Mixed(scratch(PAGE_SIZE, 2)).begin, PAGE_SIZE, 2)
     with pytest.raises(ModelRefused, match="as a single token, logits are"):
         check_model(model, library_logits(model), pool, torch.float32, 512)
 

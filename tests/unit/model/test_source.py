@@ -141,6 +141,7 @@ def test_overrides_must_be_a_json_object() -> None:
             parse_overrides(text)
 
 
+@pytest.mark.behaviour("K6")
 def test_the_fingerprint_changes_with_anything_that_changes_kv(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
 

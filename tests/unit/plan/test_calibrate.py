@@ -13,7 +13,7 @@ from headstart.bench.workload import Length, MultiTurn, NoReuse, SharedPrefix, T
 from headstart.config.errors import ConfigError
 from headstart.plan.calibrate import Calibration, fit, non_negative_fit
 from headstart.plan.cost import Contention, CostModel, FrontCoefficients, StepCoefficients
-from headstart.plan.deployment import Deployment, Hardware, world_spec
+from headstart.plan.deployment import Deployment, Hardware, cluster_spec
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
 from headstart.plan.simulate_command import simulated_row
 from headstart.sim.cost import LinkCost
@@ -48,7 +48,7 @@ def cost_model(contention: Contention = NO_CONTENTION) -> CostModel:
 
 def deployment(costs: CostModel) -> Deployment:
     hardware = Hardware(costs, pool_tokens=32_768, context_len=8192)
-    return Deployment(costs, world_spec(hardware, OPTIONS))
+    return Deployment(costs, cluster_spec(hardware, OPTIONS))
 
 
 def measured(costs: CostModel, shape: Any, concurrency: int, seed: int = 1) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import pytest
 
 from headstart.core.messages import WorkerLoad
 from headstart.plan.utilisation import Watch, look_of, workers_table
-from headstart.sim.spec import Modelling, Timing, WorldSpec
-from headstart.sim.world import World
+from headstart.sim.cluster import SimCluster
+from headstart.sim.spec import ClusterSpec, Modelling, Timing
 
 
 def row(name: str, running: float = 1.0, hits: float | None = None) -> dict[str, Any]:
@@ -38,13 +38,15 @@ def test_many_of_a_role_share_one() -> None:
 @pytest.mark.parametrize("jumps", [True, False])
 def test_every_sample_is_of_its_time(jumps: bool) -> None:
     """Although a worker in which nothing has changed is not looked at again."""
-    world = World(WorldSpec(timing=Timing(control_delay_s=(0.001, 0.001)), modelling=Modelling("none", jumps=jumps)))
-    watch = Watch(world)
+    cluster = SimCluster(
+        ClusterSpec(timing=Timing(control_delay_s=(0.001, 0.001)), modelling=Modelling("none", jumps=jumps))
+    )
+    watch = Watch(cluster)
     watch.start()
-    world.at(0.2, lambda: world.submit(world.request(range(8), 20)) and None)
+    cluster.at(0.2, lambda: cluster.submit(cluster.request(range(8), 20)) and None)
     for _ in range(60):
-        world.run_for(0.01)
+        cluster.run_for(0.01)
         watch._take()
-        looks = [look_of(worker.load()) for worker in world.workers.values()]
+        looks = [look_of(worker.load()) for worker in cluster.workers.values()]
         assert [tuple(look) for look in watch._samples[-1].looks.tolist()] == looks
-    assert watch.between(0.1, world.clock.now())[1]["running"]["max"] == 1
+    assert watch.between(0.1, cluster.clock.now())[1]["running"]["max"] == 1

@@ -10,7 +10,7 @@ from headstart.sim.clock import NEVER, Agenda, VirtualClock
 
 
 class Steps:
-    """A world in which nothing happens but what is put on its agenda."""
+    """A cluster in which nothing happens but what is put on its agenda."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()

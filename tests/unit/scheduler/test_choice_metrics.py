@@ -3,13 +3,13 @@
 from random import Random
 
 import pytest
-from decode_rig import P0, P1, Rig
 
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Failed, Finished
 from headstart.core.request import ChoiceRef
 from headstart.scheduler.decode.metrics import ChoiceMetrics
+from tests.support.decode_rig import P0, P1, Rig
 
 
 def stats_of(rig: Rig, ref):

@@ -1,9 +1,8 @@
 """Credit is what a pair's open calls leave of it, whenever they were opened and however they end."""
 
-from decode_rig import P0, Rig
-
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import TicketClosed
+from tests.support.decode_rig import P0, Rig
 
 
 def test_calls_of_earlier_passes_count_until_they_are_answered() -> None:

@@ -1,7 +1,6 @@
 """Who gets in, what it is charged, who overtakes whom, and who waits for a leader."""
 
 import pytest
-from decode_rig import P0, P1, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from headstart.core.layout import pages_for
 from headstart.core.messages import PrefillFailed, Rejected
 from headstart.scheduler.decode.waiting import pages_in_reserve, pages_to_lease
 from headstart.scheduler.limits import MAX_BYPASSED
+from tests.support.decode_rig import P0, P1, Rig
 
 
 def charge(prompt_len: int, hit_len: int, reserve: int, page_size: int, max_len: int = 1 << 20) -> int:
@@ -23,14 +23,14 @@ def charge(prompt_len: int, hit_len: int, reserve: int, page_size: int, max_len:
 @pytest.mark.parametrize(
     ("prompt_len", "hit_len", "tokens"), [(14, 0, 14 + 34), (32, 0, 32 + 34), (2064, 2048, 16 + 34)]
 )
-def test_behaviour_71_the_tail_of_the_last_page_counts_towards_the_reserve(prompt_len: int, hit_len: int, tokens: int):
+@pytest.mark.behaviour("71")
+def test_the_tail_of_the_last_page_counts_towards_the_reserve(prompt_len: int, hit_len: int, tokens: int):
     assert charge(prompt_len, hit_len, reserve=34, page_size=16) == pages_for(tokens, 16)
 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 100), st.sampled_from([1, 16, 64]), st.integers(1, 200))
-def test_behaviour_69_a_hit_is_never_charged_more_than_a_miss(
-    prompt_len: int, hit: int, reserve: int, page_size: int, max_new: int
-):
+@pytest.mark.behaviour("69")
+def test_a_hit_is_never_charged_more_than_a_miss(prompt_len: int, hit: int, reserve: int, page_size: int, max_new: int):
     hit_len = min(hit, prompt_len - 1) // page_size * page_size
     max_len = prompt_len + max_new
     as_hit = charge(prompt_len, hit_len, reserve, page_size, max_len)
@@ -38,7 +38,8 @@ def test_behaviour_69_a_hit_is_never_charged_more_than_a_miss(
     assert 0 < as_hit + hit_len // page_size == as_miss <= pages_for(max(prompt_len, max_len - 1), page_size)
 
 
-def test_behaviour_70_a_hit_fits_wherever_a_miss_would():
+@pytest.mark.behaviour("70")
+def test_a_hit_fits_wherever_a_miss_would():
     rig = Rig(num_pages=6, chunked_prefill_size=100)
     rig.submit("a", range(20), 1)
     rig.run()
@@ -48,7 +49,8 @@ def test_behaviour_70_a_hit_fits_wherever_a_miss_would():
     assert rig.stats(ref).decode_prefix_len == 16
 
 
-def test_behaviour_72_what_is_charged_is_what_is_taken():
+@pytest.mark.behaviour("72")
+def test_what_is_charged_is_what_is_taken():
     rig = Rig(num_pages=64, page_size=16, num_reserved_decode_tokens=34)
     rig.connect(P0)
     before = rig.cache.num_available()
@@ -58,7 +60,8 @@ def test_behaviour_72_what_is_charged_is_what_is_taken():
     assert before - (rig.cache.num_available() - board.reserved()) == charge(14, 0, 34, 16)
 
 
-def test_behaviour_22_who_does_not_fit_waits_and_holds_nothing_until_memory_frees():
+@pytest.mark.behaviour("22")
+def test_who_does_not_fit_waits_and_holds_nothing_until_memory_frees():
     rig = Rig(num_pages=8)
     rig.connect(P0)
     first = rig.submit("first", range(24), 2)
@@ -76,7 +79,8 @@ def test_behaviour_22_who_does_not_fit_waits_and_holds_nothing_until_memory_free
     assert rig.is_clean()
 
 
-def test_behaviour_31_the_only_room_is_taken_by_its_own_prefix():
+@pytest.mark.behaviour("31")
+def test_the_only_room_is_taken_by_its_own_prefix():
     rig = Rig(num_pages=6, chunked_prefill_size=100)
     rig.submit("a", range(21), 1)
     rig.run()
@@ -86,6 +90,7 @@ def test_behaviour_31_the_only_room_is_taken_by_its_own_prefix():
     assert rig.stats(ref).decode_prefix_len == 20
 
 
+@pytest.mark.behaviour("G3")
 def test_future_growth_of_the_admitted_is_counted():
     rig = Rig(num_pages=8, num_reserved_decode_tokens=8, chunked_prefill_size=100)
     a, b = rig.submit("a", range(12), 9), rig.submit("b", range(100, 112), 9)
@@ -95,6 +100,7 @@ def test_future_growth_of_the_admitted_is_counted():
     assert rig.finished(a).stats.num_retractions == rig.finished(b).stats.num_retractions == 0
 
 
+@pytest.mark.behaviour("G6")
 def test_small_ones_pass_an_oversized_head_of_line():
     rig = Rig(num_pages=16)
     rig.connect(P0)
@@ -113,7 +119,8 @@ def test_small_ones_pass_an_oversized_head_of_line():
     assert rig.finished(big)
 
 
-def test_behaviour_78_a_stream_of_small_ones_does_not_starve_a_big_one():
+@pytest.mark.behaviour("78")
+def test_a_stream_of_small_ones_does_not_starve_a_big_one():
     rig = Rig(num_pages=16, chunked_prefill_size=1000, max_queued_requests=1000)
     rig.submit("holder", range(8), 8)
     big = rig.submit("big", range(100, 158), 2)
@@ -127,7 +134,8 @@ def test_behaviour_78_a_stream_of_small_ones_does_not_starve_a_big_one():
     assert rig.is_clean()
 
 
-def test_behaviour_79_an_identical_prompt_waits_for_the_one_that_is_being_fetched():
+@pytest.mark.behaviour("79")
+def test_an_identical_prompt_waits_for_the_one_that_is_being_fetched():
     rig = Rig()
     rig.connect(P0)
     leader, follower = rig.submit("a", range(43), 2), rig.submit("b", range(43), 2)
@@ -146,7 +154,8 @@ def test_behaviour_79_an_identical_prompt_waits_for_the_one_that_is_being_fetche
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
-def test_behaviour_79_a_leader_that_ends_does_not_poison_its_followers(how: str):
+@pytest.mark.behaviour("79")
+def test_a_leader_that_ends_does_not_poison_its_followers(how: str):
     rig = Rig()
     rig.connect(P0)
     leader = rig.submit("a", range(43), 2)
@@ -274,7 +283,8 @@ def test_busy_sends_it_back_to_the_line_and_is_no_failure():
     assert rig.finished(ref)
 
 
-def test_behaviour_51_what_can_never_fit_is_refused():
+@pytest.mark.behaviour("51")
+def test_what_can_never_fit_is_refused():
     rig = Rig(num_pages=10, context_len=38)
     assert rig.failed(rig.submit("context", range(30), 9)) is ErrorCode.TOO_LONG
     rig = Rig(num_pages=10)
@@ -298,13 +308,15 @@ def test_a_full_queue_is_busy():
     "fields",
     [{"prompt": []}, {"max_new": 0}, {"remaining_s": float("nan")}, {"remaining_s": -1.0}, {"prompt": [3, -1]}],
 )
+@pytest.mark.behaviour("13")
 def test_malformed_requests_are_refused(fields: dict):
     rig = Rig()
     prompt, max_new = fields.pop("prompt", [1, 2]), fields.pop("max_new", 1)
     assert rig.failed(rig.submit("a", prompt, max_new, **fields)) is ErrorCode.INVALID
 
 
-def test_behaviour_77_one_eviction_serves_a_whole_pass():
+@pytest.mark.behaviour("77")
+def test_one_eviction_serves_a_whole_pass():
     rig = Rig(num_pages=64, watches=True, chunked_prefill_size=1000, max_running_requests=16)
     for n in range(16):
         rig.submit(f"old{n}", range(20 * n, 20 * n + 16), 1)

@@ -1,6 +1,6 @@
 """A delta is there when the noticed ranges cover it, whatever their order."""
 
-from decode_rig import P0, Rig
+from tests.support.decode_rig import P0, Rig
 
 
 def test_the_last_pages_alone_complete_nothing_and_open_no_page() -> None:

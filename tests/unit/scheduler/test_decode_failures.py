@@ -1,7 +1,6 @@
 """The ladder: cancels, deadlines, failed and silent prefill workers, and pages that wait for proof."""
 
 import pytest
-from decode_rig import DECODE, P0, P1, Rig
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import (
@@ -18,6 +17,7 @@ from headstart.core.messages import (
     encode_notice,
 )
 from headstart.transfer.contract import Notice, PeerLost
+from tests.support.decode_rig import DECODE, P0, P1, Rig
 
 P0_AGAIN = WorkerRef("prefill-0", 2)
 
@@ -68,7 +68,8 @@ STATES = ["waiting", "following", "preparing", "partly", "ready", "launched", "r
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
-def test_b3_an_end_in_any_state_leaves_nothing_behind(state: str, how: str):
+@pytest.mark.behaviour("B3")
+def test_an_end_in_any_state_leaves_nothing_behind(state: str, how: str):
     rig, ref = in_state(state)
     if how == "cancel":
         rig.cancel(ref)
@@ -85,7 +86,8 @@ def test_b3_an_end_in_any_state_leaves_nothing_behind(state: str, how: str):
     assert rig.failed(ref), "still exactly one terminal event"
 
 
-def test_b5_a_step_in_flight_keeps_the_pages_of_a_cancelled_choice():
+@pytest.mark.behaviour("B5")
+def test_a_step_in_flight_keeps_the_pages_of_a_cancelled_choice():
     rig, ref = in_state("launched")
     rig.cancel(ref)
     assert rig.cache.counts().inflight == 11
@@ -94,7 +96,8 @@ def test_b5_a_step_in_flight_keeps_the_pages_of_a_cancelled_choice():
     assert rig.answer(ref) == []
 
 
-def test_a1_pages_of_a_cancelled_fetch_go_to_nobody_until_the_writer_answers():
+@pytest.mark.behaviour("A1")
+def test_pages_of_a_cancelled_fetch_go_to_nobody_until_the_writer_answers():
     rig, ref, call = fetching(num_pages=12)
     rig.cancel(ref)
     assert rig.failed(ref) is ErrorCode.CANCELLED
@@ -140,7 +143,8 @@ def test_any_last_word_of_the_writer_closes_a_cancelled_ticket(word: str):
     assert rig.is_clean()
 
 
-def test_behaviour_19_a_failed_fetch_keeps_the_hit_and_what_arrived_and_nothing_else():
+@pytest.mark.behaviour("19")
+def test_a_failed_fetch_keeps_the_hit_and_what_arrived_and_nothing_else():
     rig = Rig()
     rig.connect(P0)
     rig.submit("first", range(20), 1)
@@ -157,7 +161,8 @@ def test_behaviour_19_a_failed_fetch_keeps_the_hit_and_what_arrived_and_nothing_
     assert rig.is_clean()
 
 
-def test_behaviour_20_a_failed_cold_fetch_leaves_nothing():
+@pytest.mark.behaviour("20")
+def test_a_failed_cold_fetch_leaves_nothing():
     rig, ref, call = fetching()
     rig.fail(call, ErrorCode.INVALID)
     assert rig.failed(ref) is ErrorCode.INVALID
@@ -199,7 +204,8 @@ def test_with_nobody_left_to_ask_the_rest_is_computed_here():
     assert rig.answer(ref) == [43, 44]
 
 
-def test_e5_one_failure_does_not_blacklist_a_worker():
+@pytest.mark.behaviour("E5")
+def test_one_failure_does_not_blacklist_a_worker():
     rig, _, call = fetching()
     num_hellos = len(rig.said(Hello))
     rig.fail(call)
@@ -247,7 +253,8 @@ def test_a_second_without_polls_is_not_held_against_the_writer():
     assert rig.answer(ref) == [43, 44]
 
 
-def test_b9_late_foreign_repeated_and_senseless_notices_are_counted_and_ignored():
+@pytest.mark.behaviour("B9")
+def test_late_foreign_repeated_and_senseless_notices_are_counted_and_ignored():
     rig, ref, call = fetching()
     rig.notice(call, 0, 2)
     stray = [
@@ -371,7 +378,8 @@ def test_a_suspect_worker_gets_no_new_work_and_keeps_what_it_has():
     assert call is rig.calls()[0]
 
 
-def test_behaviour_48_a_refused_pair_makes_no_calls_and_lives_on():
+@pytest.mark.behaviour("48")
+def test_a_refused_pair_makes_no_calls_and_lives_on():
     rig = Rig()
     rig.members(P0)
     rig.advance()
@@ -447,7 +455,8 @@ def test_few_overdue_pages_are_no_reason_to_kill():
     assert rig.said(KillRequest) == []
 
 
-def test_e1_a_writer_that_brings_nothing_is_left_when_half_the_time_is_gone():
+@pytest.mark.behaviour("E1")
+def test_a_writer_that_brings_nothing_is_left_when_half_the_time_is_gone():
     rig = Rig()
     rig.connect(P0)
     ref = rig.submit("a", range(43), 2, remaining_s=10.0)
@@ -494,7 +503,8 @@ def test_a_row_that_cannot_be_sampled_ends_alone():
     assert rig.is_clean()
 
 
-def test_behaviour_76_a_worker_may_answer_hello_or_leave_after_its_request_is_gone():
+@pytest.mark.behaviour("76")
+def test_a_worker_may_answer_hello_or_leave_after_its_request_is_gone():
     rig = Rig()
     rig.members(P0)
     rig.advance()
@@ -512,3 +522,45 @@ def test_messages_of_strangers_are_counted():
     rig.tell(Welcome(P0, 1, 1, b""), str(P0))
     rig.tell(Hello(DECODE, None, b""), "who")  # type: ignore[arg-type]
     assert rig.counter("stray_messages") == 2
+
+
+def test_two_workers_that_were_only_silent_leave_the_choice_to_be_computed_here():
+    rig, ref, _ = fetching(P0, P1)
+    rig.members(P1, dead=(P0,))
+    rig.members(dead=(P0, P1))
+    rig.run()
+    assert rig.answer(ref) == [43, 44]
+    assert rig.counter("prefill_retries") == 2
+
+
+def test_a_lost_worker_counts_as_dead_once_its_end_is_proven():
+    third = WorkerRef("prefill-2", 1)
+    rig, ref, _ = fetching(P0, P1, third)
+    rig.members(P1, third, dead=(P0,))
+    rig.members(third, dead=(P0, P1))
+    assert len(rig.calls(third)) == 1
+    rig.tell(WorkerExited(P0, -9))
+    assert rig.terminal(ref) is None
+    rig.tell(WorkerExited(P1, -9))
+    assert rig.failed(ref) is ErrorCode.WORKER_LOST
+    assert rig.cancels(third)
+
+
+def test_a_choice_that_is_computed_here_is_not_ended_by_later_proof():
+    rig, ref, _ = fetching(P0, P1)
+    rig.members(P1, dead=(P0,))
+    rig.members(dead=(P0, P1))
+    rig.step()
+    rig.tell(WorkerExited(P0, -9))
+    rig.tell(WorkerExited(P1, -9))
+    rig.run()
+    assert rig.answer(ref) == [43, 44]
+
+
+def test_a_worker_that_failed_first_and_died_later_counts_no_death():
+    rig, ref, call = fetching(P0, P1)
+    rig.fail(call, ErrorCode.INTERNAL)
+    rig.tell(WorkerExited(P0, -9))
+    rig.tell(WorkerExited(P1, -9))
+    rig.run()
+    assert rig.answer(ref) == [43, 44]

@@ -1,12 +1,12 @@
 """A request from Submit to Finished: cold, repeated, shared, multi-turn, local and remote."""
 
 import pytest
-from decode_rig import GATEWAY, P0, P1, PAGE_BYTES, Rig
 
 from headstart.core.arrays import int32_array
 from headstart.core.identity import cache_namespace
 from headstart.core.messages import Finished, Tokens
 from headstart.core.request import FinishReason
+from tests.support.decode_rig import GATEWAY, P0, P1, PAGE_BYTES, Rig
 
 
 def finish_remotely(rig: Rig, name: str, prompt: list[int] | range, max_new: int = 2, **fields: object):
@@ -36,7 +36,8 @@ def test_a_request_without_any_prefill_worker_is_computed_here_in_chunks():
     assert rig.is_clean()
 
 
-def test_behaviour_1_a_cold_prompt_moves_every_page_and_leaves_prompt_and_output_behind():
+@pytest.mark.behaviour("1")
+def test_a_cold_prompt_moves_every_page_and_leaves_prompt_and_output_behind():
     rig = connected()
     ref, (call,) = finish_remotely(rig, "a", range(43))
     assert (call.start, call.tokens.tolist(), len(call.dst_pages)) == (0, list(range(42)), 11)
@@ -47,7 +48,8 @@ def test_behaviour_1_a_cold_prompt_moves_every_page_and_leaves_prompt_and_output
     assert rig.is_clean()
 
 
-def test_behaviour_2_a_repeated_prompt_moves_one_partial_page():
+@pytest.mark.behaviour("2")
+def test_a_repeated_prompt_moves_one_partial_page():
     rig = connected()
     first, _ = finish_remotely(rig, "a", range(43))
     second, (call,) = finish_remotely(rig, "b", range(43))
@@ -66,7 +68,8 @@ def test_a_repeated_prompt_with_a_short_delta_makes_no_call_at_all():
     assert rig.answer(second) == rig.answer(first)
 
 
-def test_behaviour_3_an_empty_delta_goes_straight_to_its_first_decode_row():
+@pytest.mark.behaviour("3")
+def test_an_empty_delta_goes_straight_to_its_first_decode_row():
     rig = connected()
     finish_remotely(rig, "a", range(41))
     ref, calls = finish_remotely(rig, "b", range(41), max_new=1)
@@ -77,7 +80,8 @@ def test_behaviour_3_an_empty_delta_goes_straight_to_its_first_decode_row():
     assert rig.stats(ref).miss_reason == ""
 
 
-def test_behaviour_3_a_prompt_of_exactly_k_pages_hits_all_but_the_last():
+@pytest.mark.behaviour("3")
+def test_a_prompt_of_exactly_k_pages_hits_all_but_the_last():
     rig = connected(local_prefill_tokens=4)
     finish_remotely(rig, "a", range(40))
     ref, calls = finish_remotely(rig, "b", range(40))
@@ -85,7 +89,8 @@ def test_behaviour_3_a_prompt_of_exactly_k_pages_hits_all_but_the_last():
     assert rig.stats(ref).decode_prefix_len == 36
 
 
-def test_behaviour_4_a_prompt_shorter_than_a_page_never_hits():
+@pytest.mark.behaviour("4")
+def test_a_prompt_shorter_than_a_page_never_hits():
     rig = connected()
     for name in "ab":
         ref, (call,) = finish_remotely(rig, name, range(3), max_new=1)
@@ -94,7 +99,8 @@ def test_behaviour_4_a_prompt_shorter_than_a_page_never_hits():
     assert rig.cache.counts().cached == 0
 
 
-def test_behaviour_5_and_6_a_shared_prefix_is_hit_in_whole_pages():
+@pytest.mark.behaviour("5", "6")
+def test_a_shared_prefix_is_hit_in_whole_pages():
     rig = connected()
     finish_remotely(rig, "a", [*range(14), *range(100, 110)])
     ref, (call,) = finish_remotely(rig, "b", [*range(14), *range(200, 210)])
@@ -103,7 +109,8 @@ def test_behaviour_5_and_6_a_shared_prefix_is_hit_in_whole_pages():
     assert rig.stats(ref).miss_reason == "diverged"
 
 
-def test_behaviour_7_the_next_turn_hits_prompt_and_output_but_the_last_token():
+@pytest.mark.behaviour("7")
+def test_the_next_turn_hits_prompt_and_output_but_the_last_token():
     rig = connected()
     prompt, len_before = list(range(21)), 0
     for turn in range(6):
@@ -127,7 +134,8 @@ def test_a_conversation_that_went_on_two_ways_diverged_where_it_forks():
     assert [rig.stats(ref).miss_reason for ref in (first, second, third)] == ["cold", "new", "diverged"]
 
 
-def test_behaviour_14_another_namespace_never_hits():
+@pytest.mark.behaviour("14")
+def test_another_namespace_never_hits():
     rig = connected()
     finish_remotely(rig, "a", range(43))
     salted = cache_namespace(tenant_salt=b"other")
@@ -139,9 +147,8 @@ def test_behaviour_14_another_namespace_never_hits():
 
 @pytest.mark.parametrize(("prefill_hit", "cached"), [(0, 0), (8, 8), (40, 40)])
 @pytest.mark.parametrize("done_comes_first", [True, False])
-def test_behaviour_15_cached_tokens_are_those_that_nobody_computed(
-    prefill_hit: int, cached: int, done_comes_first: bool
-):
+@pytest.mark.behaviour("15")
+def test_cached_tokens_are_those_that_nobody_computed(prefill_hit: int, cached: int, done_comes_first: bool):
     rig = connected()
     finish_remotely(rig, "a", range(22), max_new=1)
     ref = rig.submit("b", range(43), 1)
@@ -164,7 +171,8 @@ def test_cached_tokens_of_a_local_delta_are_the_decode_hit():
     assert rig.stats(ref).cached_tokens == 40
 
 
-def test_behaviour_16_rows_use_the_pages_behind_the_hit():
+@pytest.mark.behaviour("16")
+def test_rows_use_the_pages_behind_the_hit():
     rig = connected()
     finish_remotely(rig, "a", range(43))
     _, (call,) = finish_remotely(rig, "b", [*range(40), *range(300, 309)])
@@ -172,7 +180,8 @@ def test_behaviour_16_rows_use_the_pages_behind_the_hit():
     assert first.rows[0].pages[10:12].tolist() == call.dst_pages.tolist()
 
 
-def test_behaviour_17_and_18_a_miss_and_a_hit_that_succeed_leave_nothing_pinned():
+@pytest.mark.behaviour("17", "18")
+def test_a_miss_and_a_hit_that_succeed_leave_nothing_pinned():
     rig = connected()
     finish_remotely(rig, "miss", range(43))
     assert rig.is_clean()
@@ -180,7 +189,8 @@ def test_behaviour_17_and_18_a_miss_and_a_hit_that_succeed_leave_nothing_pinned(
     assert rig.is_clean()
 
 
-def test_behaviour_73_new_pages_begin_behind_the_whole_hit():
+@pytest.mark.behaviour("73")
+def test_new_pages_begin_behind_the_whole_hit():
     rig = connected()
     finish_remotely(rig, "a", range(43))
     rig.submit("b", range(43), 1)
@@ -191,7 +201,8 @@ def test_behaviour_73_new_pages_begin_behind_the_whole_hit():
     assert call.dst_pages.tolist() == entry.lease.pages[10:].tolist()
 
 
-def test_behaviour_21_the_same_hit_many_times_leaves_no_trace():
+@pytest.mark.behaviour("21")
+def test_the_same_hit_many_times_leaves_no_trace():
     rig = connected()
     finish_remotely(rig, "a", range(43))
     before = rig.cache.counts()
@@ -207,7 +218,8 @@ def test_behaviour_21_the_same_hit_many_times_leaves_no_trace():
     assert rig.cache.counts() == before
 
 
-def test_behaviour_25_two_that_computed_the_same_span_share_one_copy_in_the_end():
+@pytest.mark.behaviour("25")
+def test_two_that_computed_the_same_span_share_one_copy_in_the_end():
     rig = Rig(chunked_prefill_size=100)
     a = rig.submit("a", [*range(12), 100], 4, cacheable=True)
     b = rig.submit("b", [*range(12), 200], 4, cacheable=False)
@@ -217,7 +229,8 @@ def test_behaviour_25_two_that_computed_the_same_span_share_one_copy_in_the_end(
 
 
 @pytest.mark.parametrize("stop_ids", [(), (43,)])
-def test_behaviour_26_a_choice_may_end_at_its_first_token(stop_ids: tuple[int, ...]):
+@pytest.mark.behaviour("26")
+def test_a_choice_may_end_at_its_first_token(stop_ids: tuple[int, ...]):
     rig = connected()
     ref, _ = finish_remotely(rig, "a", range(43), max_new=1 if not stop_ids else 9, stop_token_ids=stop_ids)
     assert rig.answer(ref) == [43]
@@ -227,7 +240,8 @@ def test_behaviour_26_a_choice_may_end_at_its_first_token(stop_ids: tuple[int, .
     assert rig.is_clean()
 
 
-def test_behaviour_32_an_uncacheable_request_neither_leaves_nor_finds_anything():
+@pytest.mark.behaviour("32")
+def test_an_uncacheable_request_neither_leaves_nor_finds_anything():
     rig = connected()
     finish_remotely(rig, "probe", range(43), cacheable=False)
     assert rig.cache.counts().cached == 0
@@ -291,6 +305,7 @@ def test_exactly_max_new_tokens_come_out(max_new: int):
     assert len(rig.answer(ref)) == max_new == rig.finished(ref).num_tokens
 
 
+@pytest.mark.behaviour("I3")
 def test_stop_ids_are_banned_until_min_new_tokens_and_end_the_choice_after():
     rig = Rig()
     ref = rig.submit("a", range(10), 20, min_new_tokens=2, stop_token_ids=(10, 11, 13))

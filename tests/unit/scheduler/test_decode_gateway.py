@@ -1,7 +1,6 @@
 """What the gateway sees: one answer per Submit, one terminal event per choice, flush, drain, silence, load."""
 
 import pytest
-from decode_rig import GATEWAY, P0, Rig
 
 from headstart.core.batch import BatchOutput, Sampled
 from headstart.core.errors import ErrorCode
@@ -18,6 +17,7 @@ from headstart.core.messages import (
     Tokens,
 )
 from headstart.core.request import ChoiceRef
+from tests.support.decode_rig import GATEWAY, P0, Rig
 
 
 def test_a_repeated_submit_is_accepted_again_and_starts_nothing():
@@ -64,7 +64,8 @@ def test_cancels_of_unknown_and_ended_choices_are_counted():
 
 
 @pytest.mark.parametrize("reason", [ErrorCode.CANCELLED, ErrorCode.DEADLINE])
-def test_f4_a_cancelled_choice_fails_with_the_gateways_reason(reason: ErrorCode):
+@pytest.mark.behaviour("F4")
+def test_a_cancelled_choice_fails_with_the_gateways_reason(reason: ErrorCode):
     rig = Rig()
     ref = rig.submit("a", range(10), 30)
     rig.step()
@@ -83,7 +84,8 @@ def test_tokens_come_before_the_terminal_event_of_their_step():
     assert kinds == [Accepted, Tokens, Finished]
 
 
-def test_behaviour_27_flush_empties_an_idle_cache_and_is_refused_otherwise():
+@pytest.mark.behaviour("27")
+def test_flush_empties_an_idle_cache_and_is_refused_otherwise():
     rig = Rig(chunked_prefill_size=100)
     rig.submit("a", range(43), 5)
     rig.step()
@@ -96,7 +98,8 @@ def test_behaviour_27_flush_empties_an_idle_cache_and_is_refused_otherwise():
     assert rig.cache.counts().free == rig.cache.num_pages
 
 
-def test_k7_flush_is_refused_while_a_ticket_is_open():
+@pytest.mark.behaviour("K7")
+def test_flush_is_refused_while_a_ticket_is_open():
     rig = Rig()
     rig.connect(P0)
     ref = rig.submit("a", range(43), 1)

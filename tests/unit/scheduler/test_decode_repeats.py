@@ -1,8 +1,7 @@
 """A call of which nothing is heard is asked again; the writer takes a repeat for nothing, or says that it has ended it."""
 
-from decode_rig import P0, Rig
-
 from headstart.core.errors import ErrorCode
+from tests.support.decode_rig import P0, Rig
 
 
 def fetching():

@@ -1,17 +1,18 @@
 """When pages run out while choices run: who gives way, and that nobody's answer shows it."""
 
 import pytest
-from decode_rig import P0, P1, Rig
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import TicketClosed
+from tests.support.decode_rig import P0, P1, Rig
 
 
 def expected(start: int, count: int) -> list[int]:
     return [start + k for k in range(count)]
 
 
-def test_behaviour_28_memory_pressure_retracts_and_resumes_with_the_same_answer():
+@pytest.mark.behaviour("28")
+def test_memory_pressure_retracts_and_resumes_with_the_same_answer():
     rig = Rig(num_pages=8, chunked_prefill_size=100)
     a, b = rig.submit("a", range(9), 20), rig.submit("b", range(100, 109), 20)
     rig.run()
@@ -22,6 +23,7 @@ def test_behaviour_28_memory_pressure_retracts_and_resumes_with_the_same_answer(
     assert rig.is_clean()
 
 
+@pytest.mark.behaviour("G14")
 def test_retraction_keeps_whole_pages_matchable_and_resuming_hits_them():
     rig = Rig(num_pages=10, chunked_prefill_size=100)
     rig.submit("a", range(9), 20)
@@ -36,6 +38,7 @@ def test_retraction_keeps_whole_pages_matchable_and_resuming_hits_them():
     assert all(row.start >= 4 for row in resumed)
 
 
+@pytest.mark.behaviour("G10")
 def test_constant_retraction_with_shared_prefixes_changes_no_answer():
     rig = Rig(num_pages=10, chunked_prefill_size=100)
     refs = [rig.submit(f"r{n}", [*range(12), 100 * n + 200, 100 * n + 201], 14) for n in range(5)]
@@ -97,7 +100,8 @@ def test_a_row_sits_out_only_a_while_for_pages_that_do_not_come():
     assert rig.answer(c) == expected(604, 9)
 
 
-def test_behaviour_29_a_retracted_choice_can_be_cancelled():
+@pytest.mark.behaviour("29")
+def test_a_retracted_choice_can_be_cancelled():
     rig = Rig(num_pages=8, chunked_prefill_size=100)
     a, b = rig.submit("a", range(9), 20), rig.submit("b", range(100, 109), 20)
     rig.step_until(lambda: rig.counter("retractions"))
@@ -108,7 +112,8 @@ def test_behaviour_29_a_retracted_choice_can_be_cancelled():
     assert rig.is_clean()
 
 
-def test_g7_a_choice_alone_with_a_pool_that_a_silent_writer_keeps_ends_alone():
+@pytest.mark.behaviour("G7")
+def test_a_choice_alone_with_a_pool_that_a_silent_writer_keeps_ends_alone():
     rig = Rig(num_pages=12, local_prefill_tokens=3)
     rig.connect(P0)
     gone = rig.submit("gone", range(100, 131), 1)
@@ -124,7 +129,8 @@ def test_g7_a_choice_alone_with_a_pool_that_a_silent_writer_keeps_ends_alone():
     assert rig.is_clean()
 
 
-def test_behaviour_23_pages_of_the_running_are_never_evicted():
+@pytest.mark.behaviour("23")
+def test_pages_of_the_running_are_never_evicted():
     rig = Rig(num_pages=12, chunked_prefill_size=100)
     a = rig.submit("a", range(16), 20)
     rig.step()
@@ -134,7 +140,8 @@ def test_behaviour_23_pages_of_the_running_are_never_evicted():
     assert rig.answer(a) == expected(16, 20)
 
 
-def test_behaviour_24_eviction_that_frees_too_little_lets_the_request_wait():
+@pytest.mark.behaviour("24")
+def test_eviction_that_frees_too_little_lets_the_request_wait():
     rig = Rig(num_pages=6, chunked_prefill_size=100)
     a = rig.submit("a", range(16), 4)
     rig.step()
@@ -146,7 +153,8 @@ def test_behaviour_24_eviction_that_frees_too_little_lets_the_request_wait():
     assert rig.finished(b)
 
 
-def test_g12_received_when_the_pool_is_exactly_full():
+@pytest.mark.behaviour("G12")
+def test_received_when_the_pool_is_exactly_full():
     rig = Rig(num_pages=8, local_prefill_tokens=3)
     rig.connect(P0, P1)
     a, b = rig.submit("a", range(16), 8), rig.submit("b", range(100, 116), 8)
@@ -157,7 +165,8 @@ def test_g12_received_when_the_pool_is_exactly_full():
 
 
 @pytest.mark.parametrize("reserve", [0, 4, 64])
-def test_g2_outputs_much_longer_than_guessed_all_finish(reserve: int):
+@pytest.mark.behaviour("G2")
+def test_outputs_much_longer_than_guessed_all_finish(reserve: int):
     rig = Rig(num_pages=24, num_reserved_decode_tokens=reserve, chunked_prefill_size=32)
     refs = [rig.submit(f"r{n}", range(30 * n, 30 * n + 8), 60) for n in range(8)]
     rig.run(5000)

@@ -1,7 +1,8 @@
 """Whatever the gateway, the clock and the prefill workers do: the ledger is exact and every choice ends once and well."""
 
 import pytest
-from decode_walk import Walk
+
+from tests.support.decode_walk import Walk
 
 
 @pytest.mark.parametrize(("max_steps", "num_drafts"), [(1, 0), (2, 0), (1, 3), (2, 3)])

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from decode_rig import Rig
 
 from headstart.core.arrays import Int32Array
 from headstart.core.batch import Row
 from headstart.core.request import ChoiceRef, Request
 from headstart.sim.fast_forward import FreeSteps
+from tests.support.decode_rig import Rig
 
 STEPS = 7
 

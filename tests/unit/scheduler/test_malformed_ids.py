@@ -1,21 +1,19 @@
 """Case M3: a message that names a token no model has is refused, where running it would end the process."""
 
-import decode_rig
-import prefill_rig
 import pytest
 
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import PrefillFailed
+from tests.support import decode_rig, prefill_rig
 
 WRONG_IDS = pytest.mark.parametrize("wrong", [-1, -(1 << 31), 97, (1 << 31) - 1])
 
 
 @WRONG_IDS
 @pytest.mark.parametrize("position", [0, 7, 19])
-def test_case_M3_a_prefill_worker_refuses_a_token_outside_the_vocabulary_and_serves_the_next(
-    wrong: int, position: int
-) -> None:
+@pytest.mark.behaviour("13", "M3")
+def test_a_prefill_worker_refuses_a_token_outside_the_vocabulary_and_serves_the_next(wrong: int, position: int) -> None:
     rig = prefill_rig.Rig(vocab_size=97)
     caller = rig.caller()
     ids = list(range(20))
@@ -30,7 +28,8 @@ def test_case_M3_a_prefill_worker_refuses_a_token_outside_the_vocabulary_and_ser
 
 
 @WRONG_IDS
-def test_case_M3_a_decode_worker_refuses_a_token_outside_the_vocabulary_and_serves_the_next(wrong: int) -> None:
+@pytest.mark.behaviour("M3")
+def test_a_decode_worker_refuses_a_token_outside_the_vocabulary_and_serves_the_next(wrong: int) -> None:
     rig = decode_rig.Rig(vocab_size=97)
     assert rig.failed(rig.submit("prompt", [1, wrong, 2], 1)) is ErrorCode.INVALID
     assert rig.failed(rig.submit("outputs", [1, 2], 3, output_ids=int32_array([wrong]))) is ErrorCode.INVALID

@@ -4,7 +4,6 @@ import math
 
 import pytest
 from msgspec import structs
-from prefill_rig import DECODE, NAMESPACE, Caller, Rig, spec_of
 
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
@@ -25,7 +24,8 @@ from headstart.core.messages import (
 from headstart.scheduler.checksums import page_checksums
 from headstart.transfer.contract import Completed, Notice, PeerLost
 from headstart.transfer.digest import HostDigests
-from headstart.transfer.loopback import Fate, judge_nth
+from headstart.transfer.loopback import Fault, inject_nth
+from tests.support.prefill_rig import DECODE, NAMESPACE, Caller, Rig, spec_of
 
 REF = TicketRef(1, 0)
 
@@ -92,7 +92,8 @@ def with_dtype(spec: KVSpec, dtype: str) -> KVSpec:
         ("protocol_version", structs.replace(spec_of(4), protocol_version=9)),
     ],
 )
-def test_behaviour_48_and_75_a_mismatch_is_refused_with_both_values_and_both_live(field: str, theirs: KVSpec) -> None:
+@pytest.mark.behaviour("48", "75")
+def test_a_mismatch_is_refused_with_both_values_and_both_live(field: str, theirs: KVSpec) -> None:
     rig = Rig()
     caller = rig.caller()
     caller.hello(theirs)
@@ -154,7 +155,8 @@ def test_a_hello_in_another_name_or_of_a_former_incarnation_is_ignored() -> None
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 15, 16, 17, 53])
-def test_case_G16_every_prompt_length_around_page_and_chunk_is_written_whole(page_size: int, length: int) -> None:
+@pytest.mark.behaviour("G16")
+def test_every_prompt_length_around_page_and_chunk_is_written_whole(page_size: int, length: int) -> None:
     rig = Rig(page_size=page_size)
     caller = rig.caller()
     call = caller.call(1, prompt(length))
@@ -166,7 +168,8 @@ def test_case_G16_every_prompt_length_around_page_and_chunk_is_written_whole(pag
 
 
 @pytest.mark.parametrize("start", [0, 4, 8, 20, 36])
-def test_case_C6_and_C9_only_the_delta_is_written_and_at_its_positions(start: int) -> None:
+@pytest.mark.behaviour("C6", "C9")
+def test_only_the_delta_is_written_and_at_its_positions(start: int) -> None:
     rig = Rig()
     caller = rig.caller()
     call = caller.call(1, prompt(38), start=start, first_page=5)
@@ -177,7 +180,8 @@ def test_case_C6_and_C9_only_the_delta_is_written_and_at_its_positions(start: in
     assert not caller.pool[5 + len(call.dst_pages) :].any()
 
 
-def test_behaviour_8_chunks_below_the_callers_prefix_send_nothing_and_the_cursor_never_moves_back() -> None:
+@pytest.mark.behaviour("8")
+def test_chunks_below_the_callers_prefix_send_nothing_and_the_cursor_never_moves_back() -> None:
     rig = Rig()
     caller = rig.caller()
     call = caller.call(1, prompt(64), start=40)  # 2.5 chunks of 16
@@ -189,7 +193,8 @@ def test_behaviour_8_chunks_below_the_callers_prefix_send_nothing_and_the_cursor
     assert rig.counter("recomputed_tokens") == 40
 
 
-def test_behaviour_9_an_own_hit_beyond_the_callers_is_sent_at_once_and_starts_at_the_callers() -> None:
+@pytest.mark.behaviour("9")
+def test_an_own_hit_beyond_the_callers_is_sent_at_once_and_starts_at_the_callers() -> None:
     rig = Rig()
     caller = rig.caller()
     caller.call(1, prompt(32))
@@ -203,7 +208,8 @@ def test_behaviour_9_an_own_hit_beyond_the_callers_is_sent_at_once_and_starts_at
     assert rig.counter("pages_posted") == 8 + 9
 
 
-def test_behaviour_10_a_start_within_a_chunk_sends_the_chunks_upper_part() -> None:
+@pytest.mark.behaviour("10")
+def test_a_start_within_a_chunk_sends_the_chunks_upper_part() -> None:
     rig = Rig()
     caller = rig.caller()
     call = caller.call(1, prompt(40), start=24)
@@ -212,7 +218,8 @@ def test_behaviour_10_a_start_within_a_chunk_sends_the_chunks_upper_part() -> No
     assert caller.holds(call)
 
 
-def test_behaviour_11_a_page_that_a_chunk_leaves_partial_is_sent_once_with_the_next() -> None:
+@pytest.mark.behaviour("11")
+def test_a_page_that_a_chunk_leaves_partial_is_sent_once_with_the_next() -> None:
     rig = Rig(chunked_prefill_size=10)
     caller = rig.caller()
     call = caller.call(1, prompt(25))
@@ -221,7 +228,8 @@ def test_behaviour_11_a_page_that_a_chunk_leaves_partial_is_sent_once_with_the_n
     assert caller.holds(call)
 
 
-def test_behaviour_12_a_chunk_without_a_whole_page_sends_no_message() -> None:
+@pytest.mark.behaviour("12")
+def test_a_chunk_without_a_whole_page_sends_no_message() -> None:
     rig = Rig(page_size=16, chunked_prefill_size=5)
     caller = rig.caller()
     caller.call(1, prompt(14))
@@ -253,7 +261,8 @@ def test_steps_hold_no_more_tokens_than_the_chunk_size_over_all_prompts() -> Non
 # ---- own cache -------------------------------------------------------------------------------------------------------
 
 
-def test_case_C11_a_prompt_seen_before_hits_every_whole_page_and_is_counted_once() -> None:
+@pytest.mark.behaviour("C11")
+def test_a_prompt_seen_before_hits_every_whole_page_and_is_counted_once() -> None:
     rig = Rig()
     caller = rig.caller()
     for ticket in range(3):
@@ -287,7 +296,8 @@ def test_a_prompt_that_arrives_while_its_twin_is_computed_reuses_all_but_the_las
     assert rig.counter("tokens_computed") <= 48 + 16
 
 
-def test_behaviour_14_and_case_K8_another_salt_or_adapter_never_hits() -> None:
+@pytest.mark.behaviour("14", "K8")
+def test_another_salt_or_adapter_never_hits() -> None:
     rig = Rig()
     caller = rig.caller()
     names = [NAMESPACE, cache_namespace(tenant_salt=b"b"), cache_namespace(adapter="b")]
@@ -297,7 +307,8 @@ def test_behaviour_14_and_case_K8_another_salt_or_adapter_never_hits() -> None:
     assert all(caller.holds(call) for call in calls)
 
 
-def test_behaviour_32_an_uncacheable_call_neither_hits_nor_is_hit() -> None:
+@pytest.mark.behaviour("32")
+def test_an_uncacheable_call_neither_hits_nor_is_hit() -> None:
     rig = Rig()
     caller = rig.caller()
     caller.call(1, prompt(16), cacheable=False)
@@ -310,6 +321,7 @@ def test_behaviour_32_an_uncacheable_call_neither_hits_nor_is_hit() -> None:
     assert [m.prefix_len for m in caller.take_mail() if isinstance(m, PrefillDone)] == [0, 0, 0]
 
 
+@pytest.mark.behaviour("25")
 def test_two_equal_prompts_at_once_keep_one_copy() -> None:
     rig = Rig(chunked_prefill_size=64)
     caller = rig.caller()
@@ -342,7 +354,8 @@ def test_two_equal_prompts_at_once_keep_one_copy() -> None:
     ],
     ids=str,
 )
-def test_behaviour_13_a_malformed_call_is_refused_and_the_process_lives(wrong: dict[str, object]) -> None:
+@pytest.mark.behaviour("13", "M3")
+def test_a_malformed_call_is_refused_and_the_process_lives(wrong: dict[str, object]) -> None:
     rig = Rig()
     caller = rig.caller()
     caller.call(1, prompt(20), **wrong)
@@ -364,6 +377,7 @@ def test_a_target_page_outside_the_callers_pool_ends_the_call_and_nothing_else()
     assert rig.is_clean()
 
 
+@pytest.mark.behaviour("51")
 def test_a_prompt_beyond_capacity_is_too_long() -> None:
     rig = Rig(capacity_tokens=19)
     caller = rig.caller()
@@ -396,7 +410,8 @@ def test_a_call_without_time_left_is_refused() -> None:
     assert failure(caller).code is ErrorCode.DEADLINE
 
 
-def test_behaviour_42_a_repeated_call_is_ignored_while_open_and_refused_after() -> None:
+@pytest.mark.behaviour("42")
+def test_a_repeated_call_is_ignored_while_open_and_refused_after() -> None:
     rig = Rig()
     caller = rig.caller()
     call = caller.call(1, prompt(20))
@@ -437,7 +452,8 @@ def test_tombstones_stay_bounded_and_older_tickets_stay_refused() -> None:
 # ---- cancel ----------------------------------------------------------------------------------------------------------
 
 
-def test_behaviour_41_a_cancel_for_a_ticket_never_seen_is_answered_and_the_call_refused_when_it_comes() -> None:
+@pytest.mark.behaviour("41")
+def test_a_cancel_for_a_ticket_never_seen_is_answered_and_the_call_refused_when_it_comes() -> None:
     rig = Rig()
     caller = rig.caller()
     caller.cancel(1)
@@ -448,7 +464,8 @@ def test_behaviour_41_a_cancel_for_a_ticket_never_seen_is_answered_and_the_call_
     assert rig.executor.num_steps == 0
 
 
-def test_case_F1_a_cancelled_prompt_stops_at_the_next_chunk_and_the_one_behind_it_starts() -> None:
+@pytest.mark.behaviour("F1")
+def test_a_cancelled_prompt_stops_at_the_next_chunk_and_the_one_behind_it_starts() -> None:
     rig = Rig(transfer_s=0.0)
     caller = rig.caller()
     caller.call(1, prompt(160))
@@ -462,7 +479,8 @@ def test_case_F1_a_cancelled_prompt_stops_at_the_next_chunk_and_the_one_behind_i
 
 
 @pytest.mark.parametrize("passes", range(10))
-def test_behaviour_36_a_cancel_is_answered_only_when_no_write_is_open(passes: int) -> None:
+@pytest.mark.behaviour("36")
+def test_a_cancel_is_answered_only_when_no_write_is_open(passes: int) -> None:
     rig = Rig(transfer_s=0.015)
     caller = rig.caller()
     caller.call(1, prompt(48))
@@ -513,10 +531,11 @@ def test_repeated_cancels_of_a_running_call_get_one_answer() -> None:
 
 
 @pytest.mark.parametrize("k", range(4))
-@pytest.mark.parametrize("fate", [Fate(refused=True), Fate(fails=True)], ids=["post refused", "write failed"])
-def test_case_C8_and_E4_a_failed_chunk_ends_the_attempt_after_its_other_writes(k: int, fate: Fate) -> None:
+@pytest.mark.parametrize("fault", [Fault(refused=True), Fault(fails=True)], ids=["post refused", "write failed"])
+@pytest.mark.behaviour("C8", "E4")
+def test_a_failed_chunk_ends_the_attempt_after_its_other_writes(k: int, fault: Fault) -> None:
     rig = Rig(transfer_s=0.012)
-    rig.links.judge = judge_nth({k: fate})
+    rig.links.injector = inject_nth({k: fault})
     caller = rig.caller()
     caller.call(1, prompt(64))
     rig.run()
@@ -533,7 +552,7 @@ def test_case_C8_and_E4_a_failed_chunk_ends_the_attempt_after_its_other_writes(k
 
 def test_a_failed_attempt_is_not_answered_while_a_write_is_open() -> None:
     rig = Rig(transfer_s=0.001)
-    rig.links.judge = judge_nth({0: Fate(delay_s=1.0), 1: Fate(fails=True)})
+    rig.links.injector = inject_nth({0: Fault(delay_s=1.0), 1: Fault(fails=True)})
     caller = rig.caller()
     caller.call(1, prompt(32))
     rig.run(0.5)
@@ -542,7 +561,8 @@ def test_a_failed_attempt_is_not_answered_while_a_write_is_open() -> None:
     assert failure(caller).code is ErrorCode.UNAVAILABLE
 
 
-def test_case_B9_events_of_handles_that_ended_are_counted_and_ignored() -> None:
+@pytest.mark.behaviour("B9")
+def test_events_of_handles_that_ended_are_counted_and_ignored() -> None:
     rig = Rig()
     caller = rig.caller()
     caller.call(1, prompt(8))
@@ -553,7 +573,8 @@ def test_case_B9_events_of_handles_that_ended_are_counted_and_ignored() -> None:
     assert rig.is_clean()
 
 
-def test_behaviour_38_a_killed_caller_costs_nothing_and_others_are_served() -> None:
+@pytest.mark.behaviour("38")
+def test_a_killed_caller_costs_nothing_and_others_are_served() -> None:
     rig = Rig(transfer_s=0.005)
     dead, other = rig.caller(), rig.caller(WorkerRef("decode-1", 1))
     dead.call(1, prompt(100))
@@ -605,7 +626,8 @@ def test_a_later_incarnation_proves_the_end_of_the_former() -> None:
 # ---- room and time ---------------------------------------------------------------------------------------------------
 
 
-def test_case_A3_source_pages_stay_until_sent_and_the_next_prompt_waits_for_them() -> None:
+@pytest.mark.behaviour("A3")
+def test_source_pages_stay_until_sent_and_the_next_prompt_waits_for_them() -> None:
     rig = Rig(num_pages=10, transfer_s=2.0)
     caller = rig.caller()
     first, second = caller.call(1, prompt(32)), caller.call(2, prompt(32, first=1), first_page=8)

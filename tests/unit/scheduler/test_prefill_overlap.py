@@ -1,13 +1,13 @@
 """Two steps of a prefill worker in flight: a prompt's chunks follow each other, and whatever ends meanwhile is dropped."""
 
 import pytest
-from prefill_rig import DECODE, Rig
 from test_prefill import REF, Matching, done, failure, prompt
 
 from headstart.core.batch import BatchOutput
 from headstart.core.errors import ErrorCode, InvariantError
 from headstart.core.identity import cache_namespace
 from headstart.core.messages import PrefillDone, TicketClosed, WorkerExited
+from tests.support.prefill_rig import DECODE, Rig
 
 STEP_S = 0.01
 

@@ -1,9 +1,10 @@
 """How prompts share a prefill worker's steps: short ones pass, long ones always get on."""
 
-from prefill_rig import Rig
+import pytest
 from test_prefill import prompt
 
 from headstart.core.messages import PrefillDone, TicketRef
+from tests.support.prefill_rig import Rig
 
 
 def test_a_short_prompt_passes_a_long_one_that_runs() -> None:
@@ -19,7 +20,8 @@ def test_a_short_prompt_passes_a_long_one_that_runs() -> None:
     assert finished == [2, 1]
 
 
-def test_behaviour_78_a_long_prompt_gets_a_quarter_of_every_step_however_many_short_ones_come() -> None:
+@pytest.mark.behaviour("78")
+def test_a_long_prompt_gets_a_quarter_of_every_step_however_many_short_ones_come() -> None:
     rig = Rig(max_running_requests=8)
     caller = rig.caller()
     long = caller.call(1, prompt(160, 1))

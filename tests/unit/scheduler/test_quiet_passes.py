@@ -1,10 +1,10 @@
 """Passes that only take a step's output ask for the same wakeup, until something happens that changes it."""
 
 import pytest
-from decode_rig import P0, Rig
 
 from headstart.scheduler.decode import prefill_client
 from headstart.scheduler.tickets import FIRST_REPEAT_S
+from tests.support.decode_rig import P0, Rig
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Case G15: the reserve is never negative, and never more than the last possible token needs."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,8 @@ from headstart.scheduler.decode.waiting import pages_in_reserve, pages_to_lease
     held=st.integers(0, 400),
     page_size=st.sampled_from([1, 16, 64]),
 )
-def test_case_G15_the_reserve_is_tight_whatever_is_held(
+@pytest.mark.behaviour("G15")
+def test_the_reserve_is_tight_whatever_is_held(
     prompt: int, num_outputs: int, num_left: int, reserved: int, held: int, page_size: int
 ) -> None:
     num_tokens = prompt + num_outputs
@@ -27,9 +29,8 @@ def test_case_G15_the_reserve_is_tight_whatever_is_held(
 
 
 @given(num_tokens=st.integers(1, 4000), page_size=st.sampled_from([1, 16, 64]), data=st.data())
-def test_case_G15_a_lease_behind_any_hit_ends_with_the_last_token(
-    num_tokens: int, page_size: int, data: st.DataObject
-) -> None:
+@pytest.mark.behaviour("G15")
+def test_a_lease_behind_any_hit_ends_with_the_last_token(num_tokens: int, page_size: int, data: st.DataObject) -> None:
     hit_pages = data.draw(st.integers(0, (num_tokens - 1) // page_size))
     lease = pages_to_lease(num_tokens, hit_pages, page_size)
     assert lease >= 1

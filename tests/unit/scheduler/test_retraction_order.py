@@ -1,6 +1,8 @@
 """Who resumes first after a retraction, and what is told of those that wait for it."""
 
-from decode_rig import Rig
+import pytest
+
+from tests.support.decode_rig import Rig
 
 
 def first_step_with(rig: Rig, low: int, high: int, since: int = 0) -> int | None:
@@ -11,6 +13,7 @@ def first_step_with(rig: Rig, low: int, high: int, since: int = 0) -> int | None
     return None
 
 
+@pytest.mark.behaviour("28")
 def test_a_retracted_choice_is_not_overtaken_by_a_new_one_that_would_fit() -> None:
     rig = Rig(num_pages=8, chunked_prefill_size=100)
     rig.submit("a", range(9), 20)
@@ -26,6 +29,7 @@ def test_a_retracted_choice_is_not_overtaken_by_a_new_one_that_would_fit() -> No
     assert since < resumed <= new
 
 
+@pytest.mark.behaviour("28")
 def test_a_retracted_choice_resumes_before_an_older_one_that_never_ran() -> None:
     rig = Rig(num_pages=12, chunked_prefill_size=100)
     rig.submit("a", range(9), 34)

@@ -16,7 +16,7 @@ from headstart.core.messages import (
 )
 from headstart.scheduler.stuck_peers import StuckPeers
 from headstart.scheduler.tickets import Phase
-from headstart.transfer.loopback import Fate, judge_nth
+from headstart.transfer.loopback import Fault, inject_nth
 
 
 def post(pair: Pair, loan: Loan, *ready: int) -> None:
@@ -100,7 +100,7 @@ def in_phase(phase: Phase) -> tuple[Pair, Loan]:
     """A ticket that is in this phase, and may have writes open."""
     pair = Pair(transfer_s=0.004)
     if phase is Phase.DONE:
-        pair.network.judge = judge_nth({0: Fate(notice_delay_s=0.1)})
+        pair.network.injector = inject_nth({0: Fault(notice_delay_s=0.1)})
     loan = pair.lend()
     post(pair, loan, 16)
     if phase in (Phase.RECEIVED, Phase.DONE, Phase.CLOSED):
@@ -168,7 +168,7 @@ def test_a_ticket_that_is_cancelled_before_its_call_comes_is_remembered_as_ended
 
 def test_a_late_notice_of_a_cancelled_ticket_gives_its_pages_back_and_one_after_the_end_is_stray() -> None:
     pair = Pair()
-    pair.network.judge = judge_nth({0: Fate(notice_delay_s=0.2)})
+    pair.network.injector = inject_nth({0: Fault(notice_delay_s=0.2)})
     loan = pair.lend()
     post(pair, loan, 16)
     pair.silenced.add(pair.borrower)
@@ -207,7 +207,7 @@ def test_a_notice_that_is_not_expected_closes_no_page(change: str) -> None:
 
 def test_done_without_the_notices_is_over_a_second_later() -> None:
     pair = Pair()
-    pair.network.judge = judge_nth({1: Fate(num_notices=0)})
+    pair.network.injector = inject_nth({1: Fault(num_notices=0)})
     loan = pair.lend()
     post(pair, loan, 16, 40)
     pair.run(0.5, 0.005)
@@ -218,7 +218,7 @@ def test_done_without_the_notices_is_over_a_second_later() -> None:
 
 def test_pages_without_the_checksums_of_their_notice_stay_the_writers_until_its_answer() -> None:
     pair = Pair()
-    pair.network.judge = judge_nth({0: Fate(flips=True)})
+    pair.network.injector = inject_nth({0: Fault(flips=True)})
     loan = pair.lend()
     post(pair, loan, 16)
     while not pair.borrower.notices:
@@ -233,10 +233,10 @@ def test_pages_without_the_checksums_of_their_notice_stay_the_writers_until_its_
 # ---- failures and time -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fate", [Fate(refused=True), Fate(fails=True)], ids=["post refused", "write failed"])
-def test_a_failed_chunk_is_answered_after_the_other_writes_have_ended(fate: Fate) -> None:
+@pytest.mark.parametrize("fault", [Fault(refused=True), Fault(fails=True)], ids=["post refused", "write failed"])
+def test_a_failed_chunk_is_answered_after_the_other_writes_have_ended(fault: Fault) -> None:
     pair = Pair()
-    pair.network.judge = judge_nth({0: Fate(delay_s=0.3), 1: fate})
+    pair.network.injector = inject_nth({0: Fault(delay_s=0.3), 1: fault})
     loan = pair.lend()
     post(pair, loan, 16, 32)
     pair.run(0.2)

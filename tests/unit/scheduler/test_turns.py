@@ -1,8 +1,7 @@
 """Which long prompts wait for their turn before pages are leased for them."""
 
-from decode_rig import P0, P1, Rig
-
 from headstart.core.messages import WorkerRef
+from tests.support.decode_rig import P0, P1, Rig
 
 
 def connected(*workers: WorkerRef, num_pages: int = 64) -> Rig:

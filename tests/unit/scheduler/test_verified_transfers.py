@@ -1,11 +1,11 @@
 """Pages that arrive other than they were sent: seen before anybody reads them, and fetched again onto new pages."""
 
 import pytest
-from decode_rig import P0, P1, Rig
 
 from headstart.core.messages import ChunkNotice, Prefill, PrefillDone, TicketClosed, WorkerRef, encode_notice
 from headstart.core.request import ChoiceRef
 from headstart.transfer.contract import Notice
+from tests.support.decode_rig import P0, P1, Rig
 
 
 def fetching(*workers: WorkerRef) -> tuple[Rig, ChoiceRef, Prefill]:
@@ -23,7 +23,8 @@ def notice_with_damage(rig: Rig, call: Prefill, page: int, worker: WorkerRef = P
     rig.notice(call, worker=worker, rewrite=False)
 
 
-def test_a6_a_damaged_page_is_seen_before_the_first_token_and_its_range_is_fetched_again_onto_new_pages():
+@pytest.mark.behaviour("A6")
+def test_a_damaged_page_is_seen_before_the_first_token_and_its_range_is_fetched_again_onto_new_pages():
     rig, ref, call = fetching(P0, P1)
     rig.notice(call, 0, 3)
     rig.write(call, 3, 8)
@@ -56,7 +57,8 @@ def test_a_first_mismatch_is_forgiven_a_second_goes_to_another_worker_and_then_t
     assert rig.counter("local_prefill_tokens") == 42
 
 
-def test_a5_a_page_that_is_still_being_written_after_its_notice_stays_the_writers_until_its_last_word():
+@pytest.mark.behaviour("A5")
+def test_a_page_that_is_still_being_written_after_its_notice_stays_the_writers_until_its_last_word():
     rig, ref, call = fetching()
     rig.write(call, 0, 7)  # the rest is on its way
     rig.notice(call, rewrite=False)

@@ -1,4 +1,4 @@
-"""A world that jumps has the history of one that takes every step: the same words at the same times, the same pages taken
+"""A cluster that jumps has the history of one that takes every step: the same words at the same times, the same pages taken
 and evicted, the same tokens at the same times."""
 
 from collections.abc import Iterable
@@ -15,11 +15,11 @@ from msgspec import structs
 from headstart.core.messages import Message, Tokens
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
 from headstart.kv.cache import PageLease, PrefixCache
+from headstart.sim.cluster import SimCluster
 from headstart.sim.cost import LinkCost, StepShape
-from headstart.sim.network import FINE, MessageFate
-from headstart.sim.spec import SMALL_DECODE, SMALL_PREFILL, Modelling, Timing, WorldSpec
-from headstart.sim.world import World
-from headstart.transfer.loopback import Fate, Posted
+from headstart.sim.network import NO_FAULT, MessageFault
+from headstart.sim.spec import SMALL_DECODE, SMALL_PREFILL, ClusterSpec, Modelling, Timing
+from headstart.transfer.loopback import Fault, Posted
 
 CONTEXT_LEN = 96
 LINKS = (None, LinkCost(0.0004, 0.0), LinkCost(0.0004, 3e-6))
@@ -32,7 +32,7 @@ def step_s(shape: StepShape) -> float:
 
 @dataclass
 class History:
-    """Everything that a world decided."""
+    """Everything that a cluster decided."""
 
     said: list[tuple[float, str, str, str]] = field(default_factory=list)
     posted: list[tuple[float, Posted]] = field(default_factory=list)
@@ -60,10 +60,10 @@ class WatchedCache(PrefixCache):
         return num_free
 
 
-def draw_spec(rng: Random) -> WorldSpec:
+def draw_spec(rng: Random) -> ClusterSpec:
     page_size = rng.choice((1, 2, 4, 8))
     longest = CONTEXT_LEN // page_size + 1
-    return WorldSpec(
+    return ClusterSpec(
         rng.choice((1, 2)),
         rng.choice((1, 2, 3)),
         page_size,
@@ -84,46 +84,47 @@ def draw_spec(rng: Random) -> WorldSpec:
 
 
 def play(seed: int, *, jumps: bool, has_faults: bool) -> History:
-    """The history of a seed's world."""
+    """The history of a seed's cluster."""
     rng = Random(seed)
     spec = draw_spec(rng)
-    link = LINKS[seed % len(LINKS)]  # not drawn: a pinned seed keeps its world
-    spec = replace(spec, timing=replace(spec.timing, link=link))
+    link = LINKS[seed % len(LINKS)]  # not drawn: a pinned seed keeps its cluster
+    itl_slo_s = (0.02, None, 0.006, None)[seed // len(LINKS) % 4]
+    spec = replace(spec, timing=replace(spec.timing, link=link), decode=replace(spec.decode, itl_slo_s=itl_slo_s))
     history = History()
-    world = World(
+    cluster = SimCluster(
         replace(spec, modelling=replace(spec.modelling, jumps=jumps)),
         seed,
         partial(WatchedCache, evicted=history.evicted),
     )
 
-    def hear(sender: str, recipient: str, message: Message) -> MessageFate:
+    def hear(sender: str, recipient: str, message: Message) -> MessageFault:
         if not isinstance(message, Tokens):
-            history.said.append((world.clock.now(), sender, recipient, repr(message)))
-        return FINE
+            history.said.append((cluster.clock.now(), sender, recipient, repr(message)))
+        return NO_FAULT
 
-    def see(posted: Posted) -> Fate:
-        history.posted.append((world.clock.now(), posted))
-        return Fate()
+    def see(posted: Posted) -> Fault:
+        history.posted.append((cluster.clock.now(), posted))
+        return Fault()
 
-    world.judge_messages(hear)
-    world.judge_writes(see)
-    ask_for_everything(world, rng)
+    cluster.inject_message_faults(hear)
+    cluster.inject_write_faults(see)
+    ask_for_everything(cluster, rng)
     if has_faults:
-        befall(world, rng)
-    world.run_until_time(8.0)
-    world.run_until(world.is_quiet)
-    world.check_idle()
-    for handle in world.handles:
+        befall(cluster, rng)
+    cluster.run_until_time(8.0)
+    cluster.run_until(cluster.is_quiet)
+    cluster.check_idle()
+    for handle in cluster.handles:
         history.tokens.append((handle.tokens, handle.token_times))
         history.ends.append((handle.ended_at, repr(handle.finished or handle.failed)))
-    for worker in world.workers.values():
+    for worker in cluster.workers.values():
         ledger = worker.organs.cache._ledger
         history.pages.append((ledger.state.tolist(), ledger._free[: ledger.num_free].tolist()))
         history.steps.append(worker.load().counters.get("steps", 0))
     return history
 
 
-def ask_for_everything(world: World, rng: Random) -> None:
+def ask_for_everything(cluster: SimCluster, rng: Random) -> None:
     stems = [[rng.randrange(97) for _ in range(48)] for _ in range(3)]
     for number in range(rng.randint(4, 24)):
         prompt = rng.choice(stems)[: rng.randint(1, 48)] + [rng.randrange(97) for _ in range(rng.randint(0, 5))]
@@ -132,7 +133,7 @@ def ask_for_everything(world: World, rng: Random) -> None:
             rng.choice((0, 0, 6)),
             tuple(rng.sample(range(97), rng.choice((0, 0, 0, 2)))),
         )
-        request = world.request(prompt, deadline_s=rng.choice((60.0, 60.0, 0.4)))
+        request = cluster.request(prompt, deadline_s=rng.choice((60.0, 60.0, 0.4)))
         request = structs.replace(
             request,
             stop=stop,
@@ -140,45 +141,45 @@ def ask_for_everything(world: World, rng: Random) -> None:
             cacheable=rng.random() < 0.9,
             num_top_logprobs=rng.choice((None, None, None, 0)),
         )
-        world.at(0.1 + rng.choice((0.5, 4.0)) * rng.random(), partial(ask, world, request, rng.choice((1, 1, 2))))
+        cluster.at(0.1 + rng.choice((0.5, 4.0)) * rng.random(), partial(ask, cluster, request, rng.choice((1, 1, 2))))
         if rng.random() < 0.2:
-            world.at(rng.uniform(0.1, 4.0), partial(leave, world, request.ref.request_id))
+            cluster.at(rng.uniform(0.1, 4.0), partial(leave, cluster, request.ref.request_id))
 
 
-def ask(world: World, request: Request, num_choices: int) -> None:
+def ask(cluster: SimCluster, request: Request, num_choices: int) -> None:
     for choice in range(num_choices):
-        world.submit(structs.replace(request, ref=ChoiceRef(request.ref.request_id, choice)))
+        cluster.submit(structs.replace(request, ref=ChoiceRef(request.ref.request_id, choice)))
 
 
-def leave(world: World, request_id: str) -> None:
-    for handle in world.handles:
+def leave(cluster: SimCluster, request_id: str) -> None:
+    for handle in cluster.handles:
         if handle.request.ref.request_id == request_id and not handle.is_done:
-            world.cancel(handle)
+            cluster.cancel(handle)
 
 
-def befall(world: World, rng: Random) -> None:
+def befall(cluster: SimCluster, rng: Random) -> None:
     for _ in range(rng.randint(1, 3)):
-        name, at = rng.choice(sorted(world.workers)), rng.uniform(0.2, 4.0)
+        name, at = rng.choice(sorted(cluster.workers)), rng.uniform(0.2, 4.0)
         if rng.random() < 0.5:
-            world.at(at, partial(kill, world, name))
+            cluster.at(at, partial(kill, cluster, name))
         else:
-            world.at(at, partial(stall, world, name))
-            world.at(at + rng.choice((0.003, 0.6, 1.7)), partial(resume, world, name))
+            cluster.at(at, partial(stall, cluster, name))
+            cluster.at(at + rng.choice((0.003, 0.6, 1.7)), partial(resume, cluster, name))
 
 
-def kill(world: World, name: str) -> None:
-    if name in world.workers:
-        world.kill(name)
+def kill(cluster: SimCluster, name: str) -> None:
+    if name in cluster.workers:
+        cluster.kill(name)
 
 
-def stall(world: World, name: str) -> None:
-    if name in world.workers:
-        world.stall(name)
+def stall(cluster: SimCluster, name: str) -> None:
+    if name in cluster.workers:
+        cluster.stall(name)
 
 
-def resume(world: World, name: str) -> None:
-    if name in world.workers and world.workers[name].is_stalled:
-        world.resume(name)
+def resume(cluster: SimCluster, name: str) -> None:
+    if name in cluster.workers and cluster.workers[name].is_stalled:
+        cluster.resume(name)
 
 
 def assert_same(one: History, other: History) -> None:
@@ -206,23 +207,23 @@ def test_also_where_workers_die_and_stall(seed: int) -> None:
 @pytest.mark.full
 @settings(max_examples=100, deadline=None)
 @given(seed=SEEDS, has_faults=st.booleans())
-def test_jumping_and_stepping_have_one_history_in_many_worlds(seed: int, has_faults: bool) -> None:
+def test_jumping_and_stepping_have_one_history_in_many_clusters(seed: int, has_faults: bool) -> None:
     assert_same(play(seed, jumps=True, has_faults=has_faults), play(seed, jumps=False, has_faults=has_faults))
 
 
 def passes_of(jumps: bool) -> int:
     """Events until an answer of 80 tokens is complete."""
-    spec = WorldSpec(
+    spec = ClusterSpec(
         decode=replace(SMALL_DECODE, context_len=CONTEXT_LEN),
         timing=Timing(control_delay_s=(0.0003, 0.0003), decode_cost=step_s),
         modelling=Modelling("none", jumps=jumps),
     )
-    world = World(spec)
-    world.run_for(0.1)
-    handle = world.submit(world.request(range(8), 80))
+    cluster = SimCluster(spec)
+    cluster.run_for(0.1)
+    handle = cluster.submit(cluster.request(range(8), 80))
     num_events = 0
     while not handle.is_done:
-        world.step()
+        cluster.step()
         num_events += 1
     assert len(handle.tokens) == len(handle.token_times) == 80
     return num_events
@@ -233,23 +234,23 @@ def test_jumps_leave_most_steps_out() -> None:
 
 
 def test_a_leap_gives_each_token_its_own_time() -> None:
-    spec = WorldSpec(
+    spec = ClusterSpec(
         timing=Timing(control_delay_s=(0.0, 0.0), decode_cost=lambda shape: 0.001 * shape.context_tokens),
         modelling=Modelling("none", jumps=True),
     )
-    world = World(spec)
-    world.run_for(0.1)
-    handle = world.submit(world.request(range(8), 20))
-    world.finish()
+    cluster = SimCluster(spec)
+    cluster.run_for(0.1)
+    handle = cluster.submit(cluster.request(range(8), 20))
+    cluster.finish()
     gaps = np.diff(handle.token_times)
     assert gaps == pytest.approx([0.001 * (8 + index) for index in range(1, 20)])
 
 
 def test_jumps_need_a_device_without_content_and_a_fixed_delay() -> None:
     with pytest.raises(ValueError, match="jumps need"):
-        WorldSpec(modelling=Modelling(jumps=True))
+        ClusterSpec(modelling=Modelling(jumps=True))
     with pytest.raises(ValueError, match="jumps need"):
-        WorldSpec(modelling=Modelling("none", jumps=True))
+        ClusterSpec(modelling=Modelling("none", jumps=True))
     timing = Timing(control_delay_s=(0.0, 0.0))
     with pytest.raises(ValueError, match="jumps need one step in flight"):
-        WorldSpec(timing=timing, modelling=Modelling("none", decode_steps_in_flight=(1, 2), jumps=True))
+        ClusterSpec(timing=timing, modelling=Modelling("none", decode_steps_in_flight=(1, 2), jumps=True))

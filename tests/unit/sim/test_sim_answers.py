@@ -1,15 +1,15 @@
 """What decides an answer in the simulation: stop strings end it at the gateway, penalties see what was said before."""
 
 import numpy as np
-from chaos.text_client import Letters, read, submit_text
 from msgspec import structs
 
 from headstart.core.arrays import int32_array
 from headstart.core.batch import SampleSpec
 from headstart.core.request import SamplingParams
-from headstart.sim.spec import WorldSpec
-from headstart.sim.watermarks import Draw, next_token, oracle
-from headstart.sim.world import World
+from headstart.sim.cluster import SimCluster
+from headstart.sim.kv_fingerprints import Draw, next_token, oracle
+from headstart.sim.spec import ClusterSpec
+from tests.chaos.text_client import Letters, read, submit_text
 
 VOCAB = 97
 PENALTIES = SamplingParams(temperature=0.0, presence_penalty=2.0, frequency_penalty=0.3)
@@ -17,17 +17,17 @@ REPEATS = SamplingParams(temperature=0.0, frequency_penalty=-0.5)
 
 
 def test_a_stop_string_ends_an_answer_at_the_gateway_and_frees_its_worker() -> None:
-    world = World()
-    world.run_for(0.1)
+    cluster = SimCluster()
+    cluster.run_for(0.1)
     unstopped = oracle(int32_array(range(20)), 30, VOCAB)
     text = Letters().push(unstopped)
-    reader = submit_text(world, world.request(range(20), 30), (text[6:8], "no such text"))
-    world.run_until(world.is_quiet)
+    reader = submit_text(cluster, cluster.request(range(20), 30), (text[6:8], "no such text"))
+    cluster.run_until(cluster.is_quiet)
     assert (reader.text, len(reader.answer.token_ids)) == read(unstopped, (text[6:8],), ())
     assert reader.answer.end is not None
     assert (reader.answer.end.finish_reason, reader.answer.end.stop_reason) == ("stop", text[6:8])
-    assert world.load("decode-0")["output_tokens"] < 30
-    world.check_idle()
+    assert cluster.load("decode-0")["output_tokens"] < 30
+    cluster.check_idle()
 
 
 def test_a_text_without_its_stop_string_is_told_whole() -> None:
@@ -56,13 +56,13 @@ def test_a_model_that_likes_to_repeat_itself_does_not_where_that_is_penalized() 
 
 
 def test_a_stream_with_penalties_goes_on_the_same_after_its_decode_worker_died() -> None:
-    world = World(WorldSpec(num_decode=2))
-    world.run_for(0.1)
-    request = structs.replace(world.request(range(12), 40), sampling=REPEATS)
-    handle = world.submit(request)
-    world.run_until(lambda: len(handle.tokens) == 15)
-    (busy,) = [name for name in ("decode-0", "decode-1") if world.load(name).get("output_tokens")]
-    world.kill(busy)
-    world.finish()
+    cluster = SimCluster(ClusterSpec(num_decode=2))
+    cluster.run_for(0.1)
+    request = structs.replace(cluster.request(range(12), 40), sampling=REPEATS)
+    handle = cluster.submit(request)
+    cluster.run_until(lambda: len(handle.tokens) == 15)
+    (busy,) = [name for name in ("decode-0", "decode-1") if cluster.load(name).get("output_tokens")]
+    cluster.kill(busy)
+    cluster.finish()
     assert handle.tokens == oracle(request.prompt, 40, VOCAB, draw=Draw(REPEATS))
     assert np.unique(handle.tokens).size < 40

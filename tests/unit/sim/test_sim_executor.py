@@ -9,7 +9,7 @@ from headstart.core.request import SamplingParams
 from headstart.sim.clock import VirtualClock
 from headstart.sim.cost import linear_cost
 from headstart.sim.executor import FakeExecutor, Model
-from headstart.sim.watermarks import ContextBook, Draw, oracle
+from headstart.sim.kv_fingerprints import ContextBook, Draw, oracle
 
 PROMPT = int32_array(range(10))
 PAGES = int32_array((5, 2, 7))

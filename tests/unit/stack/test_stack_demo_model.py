@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 
 from headstart.executor.build import ExecutorConfig
 from headstart.model.source import DEMO_MODEL, WeightSource, resolve_model
+from tests.support.executors import assert_greedy, reference_model
+from tests.support.stacks import Engine, StackSpec, StackWorld, engines
 from tests.unit.executor.test_demo_model import NUM_TOKENS, texts
-from tests.unit.executor.world import assert_greedy, reference_model
-from tests.unit.stack.world import Engine, StackSpec, StackWorld, engines
 
 Engines = tuple[Engine, Engine]
 
@@ -37,11 +37,13 @@ def check(pair: Engines, reference: PreTrainedModel, texts: list[str]) -> None:
     assert world.counters().get("local_prefill_tokens", 0) == 0
 
 
-def test_behaviour_62_twelve_prompts(pair: Engines, reference: PreTrainedModel) -> None:
+@pytest.mark.behaviour("62")
+def test_twelve_prompts(pair: Engines, reference: PreTrainedModel) -> None:
     check(pair, reference, texts(12))
 
 
 @pytest.mark.full
-def test_behaviour_62_fifty_prompts(pair: Engines, reference: PreTrainedModel) -> None:
+@pytest.mark.behaviour("62")
+def test_fifty_prompts(pair: Engines, reference: PreTrainedModel) -> None:
     for first in range(0, 50, 10):
         check(pair, reference, texts(50)[first : first + 10])

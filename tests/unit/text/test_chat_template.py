@@ -6,8 +6,7 @@ import pytest
 
 from headstart.core.errors import RequestError, WorkerError
 from headstart.text.chat_template import ChatTemplate, template_source
-
-from .small import CHATML, byte_level
+from tests.support.small_tokenizers import CHATML, byte_level
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <there> & ü"}]
 TRICKY = """

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from headstart.text.detokenizer import ByteDetokenizer, WindowDetokenizer, make_detokenizer
 from headstart.text.stop_strings import StopMatcher, StopStrings
 from headstart.text.tokenizer import TextTokenizer
-
-from .small import byte_level, metaspace, piece_level, sentence_piece, vocab_size, word_piece
+from tests.support.small_tokenizers import byte_level, metaspace, piece_level, sentence_piece, vocab_size, word_piece
 
 BYTE_IDS = st.lists(st.integers(0, 379), max_size=40)
 UNICODE = st.text(max_size=60)
@@ -169,6 +168,7 @@ def test_logprobs_show_a_piece_with_its_space_and_a_byte_as_itself():
     assert metaspace().token_bytes(metaspace()._backend.token_to_id("▁fox")) == b" fox"
 
 
+@pytest.mark.behaviour("I11")
 def test_an_emoji_split_over_four_tokens_arrives_whole_with_its_last_byte():
     ids = [next(i for i in range(380) if byte_level().token_bytes(i) == bytes([byte])) for byte in "🦊".encode()]
     assert stream(make_detokenizer(byte_level()), ids) == ["", "", "", "🦊", ""]

@@ -6,8 +6,7 @@ import pytest
 
 from headstart.text.chat_template import load_chat_template
 from headstart.text.folder import load_tokenizer
-
-from .small import byte_level, sentence_piece
+from tests.support.small_tokenizers import byte_level, sentence_piece
 
 transformers = pytest.importorskip("transformers")
 

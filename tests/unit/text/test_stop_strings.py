@@ -1,5 +1,6 @@
 """Text ends at the first stop string, wherever it is cut into pieces, and nothing of a stop string leaks."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def run(stops, pieces, include=False):
     st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=3),
     st.lists(st.text(ALPHABET, max_size=4), max_size=12),
 )
+@pytest.mark.behaviour("I11")
 def test_any_cut_gives_the_text_before_the_first_stop_string(stops, pieces):
     text = "".join(pieces)
     shown, matched = run(stops, pieces)

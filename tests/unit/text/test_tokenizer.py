@@ -9,8 +9,7 @@ import pytest
 from headstart.core.errors import WorkerError
 from headstart.text.chat_template import ChatTemplate, template_source
 from headstart.text.folder import load_tokenizer
-
-from .small import byte_level
+from tests.support.small_tokenizers import byte_level
 
 TEXTS = ["", "The quick brown fox", " leading and  double  spaces\n\n", "äöü 你好 🙂", "a<|im_end|>b", "<|im_start|>"]
 MESSAGES = [{"role": "system", "content": "Be <brief>."}, {"role": "user", "content": "Hi 🙂"}]

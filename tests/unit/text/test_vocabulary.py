@@ -8,8 +8,7 @@ from tokenizers import Regex, decoders, models
 
 from headstart.text.detokenizer import make_detokenizer
 from headstart.text.tokenizer import TextTokenizer
-
-from .small import byte_level, word_piece
+from tests.support.small_tokenizers import byte_level, word_piece
 
 WORDS = ["the", "▁fox", "▁", "##s", "x</w>", "ö", "你▁▁", "<0x41>", ".", "<pad>", "|", " a "]
 REPLACE, FUSE, BYTES, STRIP = (

@@ -15,7 +15,7 @@ from headstart.core.request import ChoiceRef
 from headstart.wire.channels import FROM_WORKER, TO_WORKER
 from headstart.wire.limits import WireLimits
 from headstart.wire.sockets import Dealer, Router, Wiring
-from tests.unit.steady import PATIENCE_MS, PATIENCE_S
+from tests.support.steady import PATIENCE_MS, PATIENCE_S
 
 LIMITS = WireLimits(heartbeat_s=0.3)
 
@@ -81,7 +81,8 @@ def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
     made.destroy(linger=0)
 
 
-def test_case_E16_the_first_message_after_an_idle_connection_was_forgotten_arrives(
+@pytest.mark.behaviour("E16")
+def test_the_first_message_after_an_idle_connection_was_forgotten_arrives(
     context: "zmq.Context[zmq.Socket[bytes]]",
 ) -> None:
     wiring = Wiring(context, LIMITS)

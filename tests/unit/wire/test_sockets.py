@@ -16,7 +16,7 @@ from headstart.wire.errors import WireError
 from headstart.wire.limits import WireLimits
 from headstart.wire.security import CurveKeys, Security, authenticate, check_address
 from headstart.wire.sockets import Dealer, Router, Wiring
-from tests.unit.steady import PATIENCE_MS
+from tests.support.steady import PATIENCE_MS
 
 ANYWHERE = "tcp://127.0.0.1:0"
 ACCEPTED = Accepted(ChoiceRef("r"))
@@ -163,6 +163,7 @@ def rebound(wiring: Wiring, address: str) -> Router:
     raise AssertionError(f"{address} stayed taken")
 
 
+@pytest.mark.behaviour("M3")
 def test_malformed_frames_are_counted_and_the_peer_stays(wiring: Wiring) -> None:
     router, dealer = pair(wiring)
     dealer.socket.send_multipart([b"garbage"])

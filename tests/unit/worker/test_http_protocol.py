@@ -13,7 +13,7 @@ import uvicorn
 
 from headstart.gateway.api.sse import WRITE_CHUNK
 from headstart.worker.http_protocol import ConnectionLimits, TimeoutH11Protocol, connection_limits
-from tests.unit.steady import PATIENCE_S, run_steadily
+from tests.support.steady import PATIENCE_S, run_steadily
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 SHORT = ConnectionLimits(max_connections=50, head_timeout_s=0.2, read_timeout_s=0.2)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, BatchOutput, Row
 from headstart.core.messages import Drain, Flush, Message, WorkerLoad
@@ -94,8 +96,11 @@ class Wire:
     def close(self) -> None: ...
 
 
-def loop_over(world: World, *, prefill: bool = False) -> WorkerLoop:
-    return WorkerLoop(LoopParts(world, Wire(world), Device(world), world, world, LoopHealth(0.0), prefill))
+def loop_over(
+    world: World, *, prefill: bool = False, health: LoopHealth | None = None, max_steps: int = 1
+) -> WorkerLoop:
+    health = health or LoopHealth(0.0)
+    return WorkerLoop(LoopParts(world, Wire(world), Device(world, max_steps), world, world, health, prefill))
 
 
 def step(step_id: int) -> Batch:
@@ -123,7 +128,38 @@ def test_nothing_is_scheduled_while_a_step_is_in_flight() -> None:
     assert world.log == ["advance"]
 
 
-def test_case_M2_a_step_that_never_ends_ages_the_loop_although_it_comes_round_and_a_long_one_does_not() -> None:
+def test_a_second_step_is_launched_behind_the_first_if_the_executor_takes_two() -> None:
+    world = World(batches=[step(1), step(2), step(3)])
+    loop = loop_over(world, max_steps=2)
+    loop.run_pass()
+    assert world.log == ["advance", "schedule", "launch 1", "schedule", "launch 2"]
+    world.log.clear()
+    loop.run_pass()
+    assert world.log == ["advance"]
+    world.log.clear()
+    world.outputs = [BatchOutput(1), BatchOutput(2)]
+    loop.run_pass()
+    assert world.log == ["update 1", "update 2", "advance", "schedule", "launch 3", "schedule"]
+
+
+def test_a_step_that_waits_for_the_one_before_it_ages_the_loop_from_that_ones_end_on() -> None:
+    world = World(batches=[step(1), step(2)])
+    health = LoopHealth(0.0)
+    loop = loop_over(world, health=health, max_steps=2)
+    loop.run_pass()
+    world.time = STEP_PATIENCE_S
+    world.outputs = [BatchOutput(1)]
+    loop.run_pass()
+    world.time = 2 * STEP_PATIENCE_S
+    loop.run_pass()
+    assert health.read()[0] == world.time, "it has run for no longer than it may"
+    world.time += 1.0
+    loop.run_pass()
+    assert health.read()[0] == world.time - 1.0
+
+
+@pytest.mark.behaviour("M2")
+def test_a_step_that_never_ends_ages_the_loop_although_it_comes_round_and_a_long_one_does_not() -> None:
     world = World(batches=[step(1)])
     health = LoopHealth(0.0)
     loop = WorkerLoop(LoopParts(world, Wire(world), Device(world), world, world, health, False))

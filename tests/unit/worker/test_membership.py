@@ -144,7 +144,7 @@ def test_a_gateway_says_at_once_that_strangers_knock_and_then_rarely(
         for now in (0.0, 1.0, REFUSED_REPORT_S + 1):
             time[0] = now
             assert is_refused(router, client)
-            refused.look()
+            refused.check()
         assert [record.getMessage() for record in caplog.records] == ["connections refused"] * 2
     finally:
         router.close()

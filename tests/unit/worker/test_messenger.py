@@ -23,7 +23,7 @@ from headstart.wire.channels import FROM_WORKER, TO_PREFILL, TO_WORKER
 from headstart.wire.sockets import Dealer, Router, Wiring
 from headstart.worker.messenger import GATEWAY, Messenger
 from headstart.worker.wake import Waker
-from tests.unit.steady import PATIENCE_S
+from tests.support.steady import PATIENCE_S
 
 DECODE = WorkerRef("decode-0", 1)
 PREFILL = WorkerRef("prefill-0", 7)

@@ -10,7 +10,7 @@ from headstart.core.messages import Drain, Leave, WorkerRef
 from headstart.wire.channels import FROM_WORKER, TO_WORKER
 from headstart.wire.sockets import Dealer, Router
 from headstart.worker.ports import OpenWiring, control_url, new_cluster_key, open_wiring, peer_url
-from tests.unit.steady import PATIENCE_MS
+from tests.support.steady import PATIENCE_MS
 
 
 def member(directory: Path, name: str, key: str) -> OpenWiring:
@@ -74,7 +74,8 @@ def test_an_address_that_is_none_is_refused() -> None:
         control_url("127.0.0.1:port")
 
 
-def test_cases_O3_and_O7_a_stranger_under_a_members_name_changes_no_route(tmp_path: Path) -> None:
+@pytest.mark.behaviour("O3", "O7")
+def test_a_stranger_under_a_members_name_changes_no_route(tmp_path: Path) -> None:
     """What a member says in public, its name and incarnation, lets nobody speak for it."""
     key, name = new_cluster_key(), WorkerRef("prefill-0", 1)
     server, worker = member(tmp_path, "a", key), member(tmp_path, "b", key)

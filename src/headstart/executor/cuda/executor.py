@@ -28,6 +28,8 @@ from headstart.executor.cuda.steps import LaunchedStep, StepLauncher
 from headstart.executor.pool import KVPool
 
 STEPS_IN_FLIGHT = 2
+LONGEST_PREPARED = 8192
+"""Tokens of the longest chunk whose dense kernels are prepared at start."""
 WARM_UP_TOKENS = (96, 1024)
 """Prompt tokens of the chunks that compile what chunks need: a short one, and one whose prefix is gathered."""
 
@@ -95,10 +97,11 @@ class CudaExecutor:
             self._watcher = None
 
     def warm_up(self) -> None:
-        """Compile every kernel and capture every graph, in pages 0.. before any of them is in use. Not concurrently with
-        launch. Raises WorkerError."""
+        """Compile every kernel and capture every graph, in pages 0.. before any of them is in use. On the thread that
+        launches steps: libraries prepare their kernels for one thread. Raises WorkerError."""
         try:
             with torch.inference_mode():
+                self._launcher.prepare_chunks(LONGEST_PREPARED)
                 for size in self._launcher.captures():
                     self._launcher.graphs.capture(size)
             for step_id, batch in enumerate(_warm_up_batches(self.pool, self._launcher.max_pages)):

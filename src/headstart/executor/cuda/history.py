@@ -55,12 +55,12 @@ class TokenHistory:
                 added.append((entry.slot, position.place))
             entry.known, entry.num_tokens = context, num_tokens
         if added:
-            slots, places = to_device(np.array(added, np.int64).T.copy(), self._device)
-            tokens = inputs[places]
-            self._seen[slots, tokens] = True
-            self._counts[slots, tokens] += 1
+            slots, places = to_device(np.array(added, np.int64).T, self._device)
+            at = slots * self._vocab_size + inputs.index_select(0, places)
+            self._seen.view(-1).index_fill_(0, at, True)
+            self._counts.view(-1).index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
         chosen = to_device(np.array([entry.slot for entry in entries], np.int64), self._device)
-        return self._seen[chosen], self._counts[chosen]
+        return self._seen.index_select(0, chosen), self._counts.index_select(0, chosen)
 
     def _entry(self, position: Position) -> _Counted:
         params = position.spec.params
@@ -90,8 +90,10 @@ class TokenHistory:
 
 def _continues(entry: _Counted, context: Int32Array, num_tokens: int) -> bool:
     """The context is what was counted and one token more, which the row was given."""
-    known = entry.known
-    return entry.num_tokens == num_tokens - 1 and np.array_equal(context[: len(known)], known[: len(context)])
+    if entry.num_tokens != num_tokens - 1:
+        return False
+    num_known = min(len(entry.known), len(context))
+    return bool((context[:num_known] == entry.known[:num_known]).all())
 
 
 def _grown(tensor: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from headstart.core.arrays import Int32Array
 from headstart.core.batch import Row, SampleSpec
 from headstart.core.request import SamplingParams
-from headstart.executor.cuda.columns import CHOICE, DRAW, GREEDY, INDEX, MODE
+from headstart.executor.cuda.columns import CHOICE, DRAW, GREEDY, INDEX, MODE, SKIP
 
 
 class Position(NamedTuple):
@@ -43,11 +43,14 @@ class Kind(NamedTuple):
 
 
 class Kinds:
-    """Kinds of the parameters seen lately, by identity."""
+    """Kinds of the parameters seen lately, by identity, and those of the last step's positions."""
 
     def __init__(self, capacity: int = 4096) -> None:
         self._capacity = capacity
         self._kinds: dict[int, Kind] = {}
+        self._last_ids: list[int] = []
+        self._last_kinds: list[Kind] = []  # holding their parameters keeps those ids their own
+        self._last: tuple[list[bool], NDArray[np.int64]] = ([], np.empty((0, INDEX - MODE), np.int64))
 
     def of(self, params: SamplingParams) -> Kind:
         found = self._kinds.get(id(params))
@@ -56,6 +59,16 @@ class Kinds:
                 self._kinds.clear()
             found = self._kinds[id(params)] = _kind(params)
         return found
+
+    def of_all(self, positions: Sequence[Position]) -> tuple[list[bool], NDArray[np.int64]]:
+        """Of each: is it plain, and its columns [positions, INDEX - MODE]. Steps mostly have the last one's rows."""
+        ids = [id(position.spec.params) for position in positions]
+        if ids != self._last_ids:
+            kinds = [self.of(position.spec.params) for position in positions]
+            self._last_kinds = kinds
+            self._last = ([kind.is_plain for kind in kinds], np.array([kind.columns for kind in kinds]))
+            self._last_ids = ids
+        return self._last
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -84,20 +97,22 @@ def names_unknown_token(spec: SampleSpec, vocab_size: int) -> bool:
 def write_columns(block: NDArray[np.int64], positions: Sequence[Position], kinds: Kinds) -> list[Position]:
     """Fill the sampling columns of `block` [places, BLOCK_WIDTH]. Returns the positions that are drawn apart: their MODE
     is SKIP."""
-    apart, plain, drawn_how = [], [], []
-    for position in positions:
-        spec = position.spec
-        kind = kinds.of(spec.params)
-        if kind.is_plain and not spec.banned_ids and spec.num_top_logprobs is None:
-            plain.append(position)
-            drawn_how.append(kind.columns)
-        else:
-            apart.append(position)
-    if plain:
-        at = np.array([position.place for position in plain])
-        block[at, MODE:INDEX] = np.concatenate(drawn_how).reshape(-1, INDEX - MODE)
-        block[at, INDEX] = [position.spec.output_index + position.offset for position in plain]
-        block[at, CHOICE] = [position.spec.choice for position in plain]
+    if not positions:
+        return []
+    is_plain, columns = kinds.of_all(positions)
+    specs = [position.spec for position in positions]
+    if any([spec.banned_ids or spec.num_top_logprobs is not None for spec in specs]) or not all(is_plain):
+        is_plain = [
+            plain and not spec.banned_ids and spec.num_top_logprobs is None
+            for plain, spec in zip(is_plain, specs, strict=True)
+        ]
+    at = np.array([position.place for position in positions])
+    block[at, MODE:INDEX] = columns
+    block[at, INDEX] = [position.spec.output_index + position.offset for position in positions]
+    block[at, CHOICE] = [spec.choice for spec in specs]
+    apart = [position for position, plain in zip(positions, is_plain, strict=True) if not plain]
+    for position in apart:
+        block[position.place, MODE] = SKIP
     return apart
 
 

@@ -27,6 +27,8 @@ from headstart.executor.cuda.staging import Outbox, StepStaging
 from headstart.executor.cuda.upload import to_device
 from headstart.model.hook import STEP_KEYWORD, StepAttention
 
+DENSE_PAIRS = 1 << 24
+"""Query tokens times keys from which chunks run eagerly: dense attention then saves more than a graph does."""
 CHUNK_PLACES = 1024
 """Positions of chunk rows that one step may draw at."""
 
@@ -101,6 +103,10 @@ class StepLauncher:
         ended.record()
         return LaunchedStep(batch, positions, apart, drawn, logprobs, began, ended)
 
+    def prepare_chunks(self, max_tokens: int) -> None:
+        """Have the kernels of long chunks prepared, on the thread that launches steps."""
+        self._chunks.warm_up(max_tokens, self._model.dtype)
+
     def captures(self) -> list[StepSize]:
         """Every step that may be captured, the largest first."""
         tiles = self._rows.plans.tile_rows
@@ -142,7 +148,8 @@ class StepLauncher:
             return _Rows(decode, chunks, packed, None if num_rows is None else (num_rows, 0))
         num_rows = fitting(mixed_sizes(self._sizes[-1] if self._sizes else 0), len(decode))
         num_tokens = fitting(CHUNK_SIZES, packed.num_tokens)
-        if self._buffers is None or num_rows is None or num_tokens is None:
+        num_pairs = sum(row.num_new * (row.start + row.num_new // 2) for row in chunks)
+        if self._buffers is None or num_rows is None or num_tokens is None or num_pairs >= DENSE_PAIRS:
             return _Rows(decode, chunks, packed, None)
         fits = self._buffers.fill(chunks, packed, num_rows, num_tokens)
         return _Rows(decode, chunks, packed, (num_rows, num_tokens) if fits else None)

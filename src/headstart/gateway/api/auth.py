@@ -10,7 +10,7 @@ from headstart.gateway.api.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """An authenticated caller. `salt` is empty where no keys are configured."""
+    """An authenticated caller. `salt` is empty if no keys are configured."""
 
     salt: bytes = b""
 
@@ -23,7 +23,7 @@ class Tenant:
 class KeyRing:
     """The keys that are let in; none: everybody is, as one tenant.
 
-    `admin_key` may operate the server, and is let in like any other. Where it is empty nobody operates it, but where no
+    `admin_key` may operate the server, and is let in like any other. If it is empty nobody operates it, unless no
     keys are configured at all and only this machine can ask (`is_local`): then everybody may.
     """
 
@@ -62,7 +62,7 @@ class KeyRing:
         raise _unknown("the admin key (--admin-key-file)")
 
     def _is_client(self, given: bytes) -> bool:
-        """Compares with every key, in a time that tells nothing of how much of one agrees."""
+        """Compares with every key, in a time that does not depend on how much of one agrees."""
         known = [hmac.compare_digest(given, digest) for digest in self._digests]
         return any(known)
 
@@ -71,7 +71,7 @@ class KeyRing:
 
 
 def _bearer(authorization: str) -> bytes:
-    """Digest of the key that a header gives; of no key, and nobody's, where it gives none."""
+    """Digest of the key that a header gives; of no key, and nobody's, if it gives none."""
     scheme, _, key = authorization.partition(" ")
     return _digest(key.strip()) if scheme.lower() == "bearer" else b""
 

@@ -1,4 +1,4 @@
-"""Request bodies: read up to a bound, parsed as strict JSON, refused in time and in words."""
+"""Request bodies: read up to a bound, parsed as strict JSON, refused early and with a reason."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,7 @@ from headstart.gateway.api.errors import ApiError, error_response, from_failure,
 from headstart.gateway.api.known_fields import check_names, note_unknown
 from headstart.gateway.api.validation import Problems, convert_body
 from headstart.gateway.state import HttpLimits
-from headstart.gateway.stream import Failure
+from headstart.gateway.stream import ChoiceFailure
 
 LINGER_BYTES = 64 << 20
 LINGER_S = 5.0
@@ -84,7 +84,7 @@ class Bodies:
             message = f"the body did not arrive within {self._limits.body_timeout_s:g} s"
             raise ApiError(408, message, code="body_timeout") from error
         except ClientDisconnect as error:
-            raise from_failure(Failure(0, ErrorCode.CANCELLED, "the client has left")) from error
+            raise from_failure(ChoiceFailure(0, ErrorCode.CANCELLED, "the client has left")) from error
 
 
 def parse_json(data: bytes) -> dict[str, Any]:

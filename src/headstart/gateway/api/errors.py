@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from headstart.core.errors import ErrorCode, RequestError
 from headstart.gateway.api.response_bodies import ErrorBody, ErrorDetail
-from headstart.gateway.stream import Failure
+from headstart.gateway.stream import ChoiceFailure
 
 STATUS = {
     ErrorCode.INVALID: 400,
@@ -30,7 +30,7 @@ TYPES = {
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
-INTERNAL_MESSAGE = "internal error; the server's log tells more"
+INTERNAL_MESSAGE = "internal error; the server's log has the reason"
 
 
 class ApiError(Exception):
@@ -52,8 +52,8 @@ def from_request_error(error: RequestError) -> ApiError:
     return ApiError(STATUS[error.code], error.message, error.param, error.code.value)
 
 
-def from_failure(failure: Failure) -> ApiError:
-    """What the client is told of a failed choice: never an internal message."""
+def from_failure(failure: ChoiceFailure) -> ApiError:
+    """What the client gets to know of a failed choice: never an internal message."""
     internal = failure.code is ErrorCode.INTERNAL
     if failure.code is ErrorCode.TOO_LONG:
         return ApiError(400, too_long_message(failure.message), code="context_length_exceeded")

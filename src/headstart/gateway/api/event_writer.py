@@ -12,7 +12,7 @@ from headstart.gateway.api.response_format import ChunkUsage
 from headstart.gateway.api.usage import usage_so_far
 from headstart.gateway.generation import Generation, all_choices
 from headstart.gateway.request_metrics import RequestMetrics
-from headstart.gateway.stream import ChoiceOutput, Done, Event, Failure, TextChunk
+from headstart.gateway.stream import ChoiceFailure, ChoiceOutput, Done, Event, TextChunk
 
 TEXT_MARK = "\0the text of a chunk\0"
 """Stands for the text where the bytes around it are found. No name of a model has control characters."""
@@ -61,7 +61,7 @@ class EventWriter:
     def write(self, event: Event) -> bytes:
         """What an event adds to the stream; nothing for half a character."""
         self._metrics.observe(event)
-        if isinstance(event, Failure):
+        if isinstance(event, ChoiceFailure):
             self.has_failed = True
             return sse.event(error_body(self._prepared.error(event)))
         answer = self._answers[event.choice]

@@ -5,13 +5,12 @@ import time
 from headstart.gateway.api.auth import Tenant
 from headstart.gateway.api.body_reader import Received
 from headstart.gateway.api.errors import ApiError, invalid
-from headstart.gateway.api.output_budget import Wanted, output_budget
+from headstart.gateway.api.output_budget import WantedOutput, output_budget
 from headstart.gateway.api.params import Common, read_common, stop_criteria
 from headstart.gateway.api.prepared import Prepared
 from headstart.gateway.api.prompts import encode, read_prompts, render_chat
 from headstart.gateway.api.request_bodies import (
     COMPLETION_DEFAULT_TOKENS,
-    MAX_TOP_LOGPROBS,
     ChatBody,
     CompletionBody,
     GenerationBody,
@@ -19,7 +18,6 @@ from headstart.gateway.api.request_bodies import (
 )
 from headstart.gateway.api.response_format import ChatFormat, CompletionFormat, ResponseEnvelope
 from headstart.gateway.api.usage import MemoryUsage
-from headstart.gateway.api.validation import Problems
 from headstart.gateway.generation import GenerationSpec
 from headstart.gateway.state import GatewayState
 from headstart.gateway.stream import ChoiceOutput
@@ -39,7 +37,7 @@ async def prepare_chat(state: GatewayState, received: Received, tenant: Tenant) 
     )
     prompt = recalled.ids + rest
     is_new_name = body.max_completion_tokens is not None
-    wanted = Wanted(
+    wanted = WantedOutput(
         "max_completion_tokens" if is_new_name else "max_tokens", body.max_completion_tokens or body.max_tokens
     )
     max_tokens = output_budget("messages", len(prompt), wanted, state.context_limit)
@@ -64,9 +62,9 @@ async def prepare_chat(state: GatewayState, received: Received, tenant: Tenant) 
 async def prepare_completion(state: GatewayState, received: Received, tenant: Tenant) -> Prepared:
     body = received.as_struct(CompletionBody)
     common = _read(state, body)
-    top_logprobs = _completion_logprobs(body)
+    top_logprobs = None if body.logprobs is False else body.logprobs
     prompts = await read_prompts(body, state.model)
-    wanted = Wanted("max_tokens", body.max_tokens, COMPLETION_DEFAULT_TOKENS)
+    wanted = WantedOutput("max_tokens", body.max_tokens, COMPLETION_DEFAULT_TOKENS)
     max_tokens = output_budget("prompt", max(map(len, prompts)), wanted, state.context_limit)
     spec = _spec(common, prompts, max_tokens, tenant.namespace(body.cache_salt), top_logprobs)
     envelope = _envelope(state, "cmpl", common, spec)
@@ -89,14 +87,6 @@ def _chat_logprobs(body: ChatBody) -> int | None:
     if body.top_logprobs and not body.logprobs:
         raise invalid("'top_logprobs' needs 'logprobs' to be true", "top_logprobs", "invalid_value")
     return body.top_logprobs if body.logprobs else None
-
-
-def _completion_logprobs(body: CompletionBody) -> int | None:
-    if body.logprobs is True:
-        problems = Problems()
-        problems.must_be("logprobs", f"an integer from 0 to {MAX_TOP_LOGPROBS} or false", True)
-        problems.refuse()
-    return None if isinstance(body.logprobs, bool) else body.logprobs
 
 
 def _spec(

@@ -37,11 +37,11 @@ STATUSES = {
     404: "Unknown model or path",
     408: "The body did not arrive in time",
     413: "The body is too large",
-    429: "Queues are full, or this key has enough open; Retry-After says when to try again",
+    429: "Queues are full, or this key has enough open; Retry-After has the seconds until another try",
     499: "The client has left",
     500: "Our bug; the server's log has it",
     502: "The workers that ran the request died",
-    503: "No worker can serve it now; Retry-After says when to try again",
+    503: "No worker can serve it now; Retry-After has the seconds until another try",
     504: "Its deadline passed",
 }
 BODY_REFUSALS = (400, 403, 404, 408, 413, 429, 499)
@@ -50,7 +50,7 @@ _NAME: Json = {"name": "name", "in": "path", "required": True, "schema": {"type"
 
 
 def describe(model: str, *, asks_for_keys: bool, asks_for_admin_key: bool) -> answers.OpenApiDocument:
-    """The document of a server with this model. The two claims say which operations want a bearer token."""
+    """The document of a server with this model. The two flags decide which operations want a bearer token."""
     keyed, admin = (401,) * asks_for_keys, (*(401,) * asks_for_admin_key, 403)
     generated = (*keyed, *BODY_REFUSALS, *RUN_FAILURES)
     flushed = _gives("flush_cache", answers.FlushedCaches, (*admin, 400, 500))
@@ -83,7 +83,7 @@ def describe(model: str, *, asks_for_keys: bool, asks_for_admin_key: bool) -> an
 
 
 def schemas(model: str) -> Json:
-    """Of every body, as its struct says."""
+    """The schema of every body, made from its struct."""
     _, found = msgspec.json.schema_components([*REQUESTS, *ANSWERS], ref_template=_ref("{name}"))
     for kind in OPTIONAL_BY_NULL:
         properties, required = found[kind.__name__]["properties"], found[kind.__name__]["required"]

@@ -10,7 +10,7 @@ from headstart.gateway.api.errors import ApiError, invalid
 from headstart.gateway.state import ContextLimit
 
 
-class Wanted(NamedTuple):
+class WantedOutput(NamedTuple):
     """The field that bounds the output and its value; no value: what the context leaves, or `default` of it."""
 
     field: str
@@ -18,8 +18,8 @@ class Wanted(NamedTuple):
     default: int | None = None
 
 
-def output_budget(prompt_field: str, prompt_len: int, wanted: Wanted, limit: ContextLimit) -> int:
-    """Tokens to generate at most. Raises ApiError 400 where prompt and output cannot fit."""
+def output_budget(prompt_field: str, prompt_len: int, wanted: WantedOutput, limit: ContextLimit) -> int:
+    """Tokens to generate at most. Raises ApiError 400 if prompt and output cannot fit."""
     room = limit.num_tokens - prompt_len
     if room < 1:
         message = f"'{prompt_field}' has {prompt_len} tokens, and at least one must be left for the answer"

@@ -12,7 +12,7 @@ from headstart.gateway.stream import StopRules
 
 
 @dataclass(frozen=True, slots=True)
-class OutputOptions:
+class AnswerOptions:
     """How the answer is sent."""
 
     stream: bool
@@ -31,7 +31,7 @@ class Common:
     rules: StopRules
     min_tokens: int
     deadline_s: float
-    output: OutputOptions
+    output: AnswerOptions
 
 
 def read_common(body: GenerationBody, model: ServedModel, rng: Random, max_deadline_s: float) -> Common:
@@ -45,7 +45,8 @@ def read_common(body: GenerationBody, model: ServedModel, rng: Random, max_deadl
     # An end token that the vocabulary lacks is never drawn.
     eos = () if body.ignore_eos else tuple(i for i in bounds.eos_token_ids if i < bounds.vocab_size)
     strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-    rules = StopRules(frozenset((*eos, *body.stop_token_ids)), frozenset(eos), strings)
+    ending = frozenset((*eos, *body.stop_token_ids))
+    rules = StopRules(ending, frozenset(eos), strings, body.include_stop_str_in_output)
     common = Common(
         sampling=read_sampling(body, model, rng, problems),
         num_choices=body.n,
@@ -59,14 +60,14 @@ def read_common(body: GenerationBody, model: ServedModel, rng: Random, max_deadl
     return common
 
 
-def read_output(body: GenerationBody, problems: Problems) -> OutputOptions:
+def read_output(body: GenerationBody, problems: Problems) -> AnswerOptions:
     options = body.stream_options or StreamOptions()
     if body.stream_options is not None and not body.stream:
         problems.add("stream_options", "'stream_options' needs 'stream' to be true")
     if options.continuous_usage_stats and not options.include_usage:
         name = "stream_options.continuous_usage_stats"
         problems.add(name, f"'{name}' needs 'stream_options.include_usage' to be true")
-    return OutputOptions(
+    return AnswerOptions(
         stream=body.stream,
         include_usage=options.include_usage,
         continuous_usage=options.continuous_usage_stats,

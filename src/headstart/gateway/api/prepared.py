@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from headstart.core.errors import ErrorCode
 from headstart.gateway.api.errors import ApiError, from_failure
-from headstart.gateway.api.params import OutputOptions
-from headstart.gateway.api.response_bodies import Usage
+from headstart.gateway.api.params import AnswerOptions
+from headstart.gateway.api.response_bodies import AnswerUsage
 from headstart.gateway.api.response_format import ResponseFormat
 from headstart.gateway.api.usage import MemoryUsage, build_usage
 from headstart.gateway.generation import GenerationSpec
-from headstart.gateway.stream import ChoiceOutput, Failure
+from headstart.gateway.stream import ChoiceFailure, ChoiceOutput
 
 log = logging.getLogger("headstart.gateway")
 
@@ -23,17 +23,17 @@ class Prepared:
     response_id: str
     endpoint: str
     spec: GenerationSpec
-    output: OutputOptions
+    output: AnswerOptions
     response_format: ResponseFormat
     memory: MemoryUsage
     on_answer: Callable[[ChoiceOutput], None] = lambda answer: None
 
-    def usage(self, answers: Sequence[ChoiceOutput]) -> Usage:
+    def usage(self, answers: Sequence[ChoiceOutput]) -> AnswerUsage:
         ends = [answer.end for answer in answers if answer.end is not None]
         return build_usage(self.spec, ends, self.memory)
 
-    def error(self, failure: Failure) -> ApiError:
-        """What the client is told; an internal reason goes to the log."""
+    def error(self, failure: ChoiceFailure) -> ApiError:
+        """What the client gets to know; an internal reason goes to the log."""
         if failure.code is ErrorCode.INTERNAL:
             log.error("request failed", extra={"request": self.response_id, "reason": failure.message})
         return from_failure(failure)

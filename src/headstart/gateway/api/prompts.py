@@ -31,16 +31,18 @@ async def encode(tokenizer: TextTokenizer, text: str, *, add_special_tokens: boo
 def render_chat(body: ChatBody | TokenizeBody, model: ServedModel) -> str:
     """The conversation as the model's template writes it."""
     assert body.messages is not None
-    messages = read_messages(body.messages)
+    problems = Problems()
+    for name in body.chat_template_kwargs.keys() & TEMPLATE_NAMES:
+        message = f"'chat_template_kwargs.{name}' is not supported: it is a field of its own, or not built"
+        problems.add(f"chat_template_kwargs.{name}", message, "unsupported_parameter")
+    messages = read_messages(body.messages, problems)
     if model.template is None:
         raise invalid("this model has no chat template; use /v1/completions", "messages")
-    extra = {name: value for name, value in body.chat_template_kwargs.items() if name not in TEMPLATE_NAMES}
-    return model.template.render(messages, body.add_generation_prompt, extra)
+    return model.template.render(messages, body.add_generation_prompt, body.chat_template_kwargs)
 
 
-def read_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def read_messages(messages: Sequence[ChatMessage], problems: Problems) -> list[dict[str, Any]]:
     """As templates take them. Raises ApiError for a message without content, which only an assistant's may be."""
-    problems = Problems()
     for index, message in enumerate(messages):
         if message.content is None and message.role != "assistant":
             problems.must_be(f"messages[{index}].content", "a string or a list of text parts", None)
@@ -50,7 +52,7 @@ def read_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
     parts = message.content or ""
-    content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+    content = parts if isinstance(parts, str) else [{"type": "text", "text": part.text} for part in parts]
     optional = {"name": message.name, "reasoning_content": message.reasoning_content}
     return {
         "role": "system" if message.role == "developer" else message.role,

@@ -141,7 +141,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
 
     prompt: Annotated[Prompt, Meta(description="a text, token ids, or a list of either")]
     logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | bool | None,
+        Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | Literal[False] | None,
         Meta(description="log-probabilities of each token and of so many best at its position"),
     ] = None
 

@@ -15,7 +15,7 @@ from headstart.gateway.api.prepared import Prepared
 from headstart.gateway.generation import Generation, all_choices
 from headstart.gateway.request_metrics import RequestMetrics
 from headstart.gateway.state import GatewayState
-from headstart.gateway.stream import ChoiceOutput, Failure
+from headstart.gateway.stream import ChoiceFailure, ChoiceOutput
 
 
 async def respond(state: GatewayState, request: Request, prepared: Prepared) -> Response:
@@ -26,13 +26,13 @@ async def respond(state: GatewayState, request: Request, prepared: Prepared) -> 
     try:
         generation.submit(state.model.tokenizer)
         if not await sse.unless_gone(request.receive, generation.wait_first()):
-            raise from_failure(Failure(0, ErrorCode.CANCELLED, "the client has left"))
+            raise from_failure(ChoiceFailure(0, ErrorCode.CANCELLED, "the client has left"))
         if prepared.output.stream and generation.first_failure is None:
             events, patience_s = stream(generation, prepared, metrics), state.limits.send_timeout_s
             return sse.EventStream(events, lambda: state.generations.discard(generation), patience_s)
         answers: list[ChoiceOutput] = []
         if not await sse.unless_gone(request.receive, _collect(generation, prepared, metrics, answers)):
-            raise from_failure(Failure(0, ErrorCode.CANCELLED, "the client has left"))
+            raise from_failure(ChoiceFailure(0, ErrorCode.CANCELLED, "the client has left"))
     except BaseException:
         state.generations.discard(generation)
         raise
@@ -48,7 +48,7 @@ async def _collect(
     while events := await generation.next_events():
         for event in events:
             metrics.observe(event)
-            if isinstance(event, Failure):
+            if isinstance(event, ChoiceFailure):
                 raise prepared.error(event)
             answers[event.choice].add(event)
     for answer in answers:

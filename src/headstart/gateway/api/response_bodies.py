@@ -44,7 +44,7 @@ class UsageDetails(Struct, frozen=True):
     text_divergence: int | UnsetType | None = UNSET
 
 
-class Usage(Struct, frozen=True):
+class AnswerUsage(Struct, frozen=True):
     """The last two only once every choice has ended."""
 
     prompt_tokens: Annotated[int, Meta(ge=1)]
@@ -97,7 +97,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: Annotated[list[ChatChoice], Meta(min_length=1)]
-    usage: Usage
+    usage: AnswerUsage
     system_fingerprint: None = None
 
 
@@ -123,7 +123,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     system_fingerprint: None = None
-    usage: Usage | UnsetType | None = UNSET
+    usage: AnswerUsage | UnsetType | None = UNSET
 
 
 # ---- completions -------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class TextCompletion(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     system_fingerprint: None = None
-    usage: Usage | UnsetType | None = UNSET
+    usage: AnswerUsage | UnsetType | None = UNSET
 
 
 # ---- everything else ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from headstart.gateway.api.response_bodies import (
     AnswerMessage,
+    AnswerUsage,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -20,12 +21,11 @@ from headstart.gateway.api.response_bodies import (
     FinishedBy,
     TextCompletion,
     TokenText,
-    Usage,
 )
 from headstart.gateway.stream import ChoiceOutput, Done, TextChunk, TokenLogprob
 from headstart.text.tokenizer import TextTokenizer
 
-ChunkUsage = Usage | None | UnsetType
+ChunkUsage = AnswerUsage | None | UnsetType
 """A chunk's usage: none of it, null as OpenAI sends it before the last one, or the counts so far."""
 
 
@@ -52,7 +52,7 @@ class ResponseEnvelope:
 class ResponseFormat(Protocol):
     """Turns answers into bodies."""
 
-    def full(self, answers: Sequence[ChoiceOutput], usage: Usage) -> Struct: ...
+    def full(self, answers: Sequence[ChoiceOutput], usage: AnswerUsage) -> Struct: ...
 
     def opening(self, choice: int, usage: ChunkUsage) -> Struct | None:
         """The chunk before a choice's first text, if the API has one."""
@@ -64,7 +64,7 @@ class ResponseFormat(Protocol):
 
     def end(self, end: Done, usage: ChunkUsage) -> Struct: ...
 
-    def usage(self, usage: Usage) -> Struct:
+    def usage(self, usage: AnswerUsage) -> Struct:
         """The chunk after the last choice has ended."""
         ...
 
@@ -76,7 +76,7 @@ class ChatFormat:
         self._envelope = envelope
         self._tokenizer = tokenizer
 
-    def full(self, answers: Sequence[ChoiceOutput], usage: Usage) -> Struct:
+    def full(self, answers: Sequence[ChoiceOutput], usage: AnswerUsage) -> Struct:
         envelope = self._envelope
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return ChatCompletion(
@@ -101,7 +101,7 @@ class ChatFormat:
         choice = ChatChunkChoice(index=end.choice, delta=ChatDelta(), finish_reason=reason, stop_reason=end.stop_reason)
         return self._chunk([choice], usage)
 
-    def usage(self, usage: Usage) -> Struct:
+    def usage(self, usage: AnswerUsage) -> Struct:
         return self._chunk([], usage)
 
     def _choice(self, index: int, answer: ChoiceOutput) -> ChatChoice:
@@ -143,7 +143,7 @@ class CompletionFormat:
         self._envelope = envelope
         self._tokenizer = tokenizer
 
-    def full(self, answers: Sequence[ChoiceOutput], usage: Usage) -> Struct:
+    def full(self, answers: Sequence[ChoiceOutput], usage: AnswerUsage) -> Struct:
         return self._body([self._choice(index, answer) for index, answer in enumerate(answers)], usage)
 
     def opening(self, choice: int, usage: ChunkUsage) -> Struct | None:
@@ -165,7 +165,7 @@ class CompletionFormat:
             [CompletionChoice(index=end.choice, text="", finish_reason=reason, stop_reason=end.stop_reason)], usage
         )
 
-    def usage(self, usage: Usage) -> Struct:
+    def usage(self, usage: AnswerUsage) -> Struct:
         return self._body([], usage)
 
     def _choice(self, index: int, answer: ChoiceOutput) -> CompletionChoice:

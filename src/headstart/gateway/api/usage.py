@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from headstart.gateway.api.response_bodies import PromptTokensDetails, Usage, UsageDetails
+from headstart.gateway.api.response_bodies import AnswerUsage, PromptTokensDetails, UsageDetails
 from headstart.gateway.generation import GenerationSpec
 from headstart.gateway.stream import Done
 
@@ -17,12 +17,12 @@ class MemoryUsage(NamedTuple):
     text_divergence: int | UnsetType | None = UNSET
 
 
-def build_usage(spec: GenerationSpec, ends: Sequence[Done], memory: MemoryUsage) -> Usage:
+def build_usage(spec: GenerationSpec, ends: Sequence[Done], memory: MemoryUsage) -> AnswerUsage:
     """`cached_tokens`: prompt tokens whose KV was not computed for this request, so of sibling choices the least."""
     prompt_tokens = sum(map(len, spec.prompts))
     completion_tokens = sum(end.num_tokens for end in ends)
     cached = sum(_least(ends, prompt, spec.num_choices) for prompt in range(len(spec.prompts)))
-    return Usage(
+    return AnswerUsage(
         prompt_tokens,
         completion_tokens,
         prompt_tokens + completion_tokens,
@@ -31,10 +31,10 @@ def build_usage(spec: GenerationSpec, ends: Sequence[Done], memory: MemoryUsage)
     )
 
 
-def usage_so_far(spec: GenerationSpec, num_tokens: int) -> Usage:
+def usage_so_far(spec: GenerationSpec, num_tokens: int) -> AnswerUsage:
     """Of a stream that goes on: what was cached is not known yet."""
     prompt_tokens = sum(map(len, spec.prompts))
-    return Usage(prompt_tokens, num_tokens, prompt_tokens + num_tokens)
+    return AnswerUsage(prompt_tokens, num_tokens, prompt_tokens + num_tokens)
 
 
 def _least(ends: Sequence[Done], prompt: int, num_choices: int) -> int:

@@ -1,4 +1,4 @@
-"""From a JSON object to a request struct: every field that is wrong is told at once, by name, with what it must be.
+"""From a JSON object to a request struct: every field that is wrong is named at once, with what it must be.
 
 Types and bounds are those of the struct; `msgspec.convert` checks one field at a time, and the texts are made from the
 field's type.
@@ -69,7 +69,7 @@ def convert_body(kind: type[Body], body: Mapping[str, Any], problems: Problems) 
 
 
 def shown(value: Any) -> str:
-    """A value as JSON, cut where it is long."""
+    """A value as JSON, cut if it is long."""
     if isinstance(value, list | dict) and len(value) > MAX_SHOWN:
         kind = "a list" if isinstance(value, list) else "an object"
         return f"{kind} of {len(value)}"
@@ -128,7 +128,7 @@ def _dict_type(kind: inspect.Type) -> inspect.Type | None:
 
 
 def _explain_entries(problems: Problems, name: str, value: dict[str, Any], kind: inspect.DictType) -> None:
-    """The library does not tell which entry of a dictionary is wrong."""
+    """The library does not name the entry of a dictionary that is wrong."""
     if kind.max_length is not None and len(value) > kind.max_length:
         problems.must_be(name, type_text(kind), value)
         return
@@ -213,5 +213,13 @@ def _string(kind: inspect.StrType) -> str:
 
 def _list(kind: inspect.ListType) -> str:
     size = "a non-empty list" if kind.min_length else "a list"
-    most = "" if kind.max_length is None else f" of at most {kind.max_length}"
-    return f"{size}{most}"
+    nouns = {_NOUNS.get(type(part), "values") for part in _alternatives(kind.item_type)}
+    noun = nouns.pop() if len(nouns) == 1 else "values"
+    return f"{size} of {noun}" if kind.max_length is None else f"{size} of at most {kind.max_length} {noun}"
+
+
+_NOUNS: dict[type[inspect.Type], str] = {
+    inspect.IntType: "integers",
+    inspect.StrType: "strings",
+    inspect.StructType: "objects",
+}

@@ -116,7 +116,7 @@ def make_batch(step_id: int, scheduled: list[ScheduledRow]) -> Batch:
         choice, pages = entry.choice, entry.lease.pages
         context, pending, num_drafts = choice.sequence.tokens, None, 0
         tokens = context[start : start + row.num_new]
-        if start == len(context):
+        if entry.inflight and start == len(context):
             before = entry.inflight[-1]
             pending = PendingToken(before.step_id, before.row_id)
         if row.drafts is not None:

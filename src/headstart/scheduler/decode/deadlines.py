@@ -32,7 +32,7 @@ class Deadlines:
         self._times: dict[Owner, float] = {}
         self._ties = count()
         self._compact_at = _MIN_COMPACTION
-        self.next_at = inf  # the earliest time, that of an outdated entry included
+        self.next_at = inf  # the earliest time
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -46,20 +46,19 @@ class Deadlines:
             heapq.heappush(self._heap, (at, order, next(self._ties), owner))
             if len(self._heap) >= self._compact_at:
                 self._compact()
-            self.next_at = self._heap[0][0]
+            self._surface()
 
     def drop(self, owner: Owner) -> None:
         """The owner waits for no time any more."""
         self._times.pop(owner, None)
+        self._surface()
 
     def expire(self, now: float) -> Iterator[Owner]:
         """Take the times up to `now`: whose they are, one after the other. More may be set meanwhile."""
         while self.next_at <= now:
-            entry = heapq.heappop(self._heap)
-            self.next_at = self._heap[0][0] if self._heap else inf
-            if self._is_current(entry):
-                del self._times[entry[-1]]
-                yield entry[-1]
+            owner = heapq.heappop(self._heap)[-1]
+            self.drop(owner)
+            yield owner
 
     def check(self, choices: Collection[Choice]) -> None:
         """Raise InvariantError unless exactly the open choices have a deadline, and all that have one are in the heap."""
@@ -67,6 +66,13 @@ class Deadlines:
             raise InvariantError(f"not exactly the {len(choices)} open choices have a deadline")
         if {entry[-1] for entry in self._heap if self._is_current(entry)} != self._times.keys():
             raise InvariantError("a deadline was lost")
+
+    def _surface(self) -> None:
+        """Drop what is outdated at the top."""
+        heap = self._heap
+        while heap and not self._is_current(heap[0]):
+            heapq.heappop(heap)
+        self.next_at = heap[0][0] if heap else inf
 
     def _is_current(self, entry: tuple[float, int, int, Owner]) -> bool:
         return self._times.get(entry[-1]) == entry[0]

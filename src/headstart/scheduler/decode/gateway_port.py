@@ -125,8 +125,9 @@ class GatewayPort:
 
     def queue_tokens(self, choice: Choice, sampled: Sampled, first: int) -> None:
         """Queue outputs [first, ...), just appended, for this step's message. What was drawn behind them is left out."""
-        request, num_tokens = choice.request, choice.sequence.num_outputs - first
-        token_ids = sampled.token_ids if num_tokens == len(sampled.token_ids) else sampled.token_ids[:num_tokens]
+        request, num_tokens, token_ids = choice.request, choice.sequence.num_outputs - first, sampled.token_ids
+        if num_tokens < len(token_ids):
+            token_ids = token_ids[:num_tokens]
         if request.num_top_logprobs is None:
             delta = TokenDelta(request.ref, first, token_ids)
         else:

@@ -47,7 +47,7 @@ from headstart.scheduler.decode.preemption import Preemption
 from headstart.scheduler.decode.prefill_client import PrefillClient
 from headstart.scheduler.decode.prefill_workers import Placement, PrefillWorkers
 from headstart.scheduler.decode.queues import DecodeQueues
-from headstart.scheduler.decode.states import Abort, Choice, Preparing, ScheduledRow, Stop, Waiting, find_stop
+from headstart.scheduler.decode.states import Abort, Choice, Preparing, ScheduledRow, Waiting, find_stop
 from headstart.scheduler.decode.step_time import ItlControl
 from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.protocol import Drafter, Send
@@ -328,38 +328,35 @@ class DecodeScheduler:
                 self._apply(row, sampled.get(row.row_id))
 
     def _apply(self, row: ScheduledRow, sampled: Sampled | None) -> None:
-        """Tokens and KV of one row, together."""
+        """Tokens and KV of one row, together. What was drawn behind the choice's end is dropped."""
         entry, choice = row.entry, row.entry.choice
         if row.samples and (sampled is None or not sampled.token_ids):
             reason = (sampled and sampled.error) or "no token came back"
             self._queues.end(choice, Abort(ErrorCode.INTERNAL, f"sampling failed: {reason}"))
             return
-        choice.sequence.num_computed += row.num_new
+        sequence, stop = choice.sequence, None
+        sequence.num_computed += row.num_new
         if row.num_new > 1 or not row.samples:
             self._counters["local_prefill_tokens"] += row.num_new - row.samples
-        choice.metrics.computed(row.start, row.start + row.num_new)
-        stop = self._accept(row, sampled) if sampled is not None and row.samples else None
+        if "first_token" not in choice.metrics.timestamps:
+            choice.metrics.computed(row.start, row.stop)
+            if row.samples:
+                choice.metrics.timestamp("first_token", self._clock.now())
+        if sampled is not None and row.samples:
+            first = sequence.num_outputs
+            for token_id in sampled.token_ids:
+                sequence.append(token_id)
+                if (stop := find_stop(choice.request, sequence)) is not None:
+                    break
+            if row.drafts is not None:
+                sequence.num_computed += sequence.num_outputs - first - 1  # accepted drafts have KV
+                self._counters["draft_tokens"] += len(row.drafts)
+                self._counters["accepted_draft_tokens"] += len(sampled.token_ids) - 1
+            self._gateways.queue_tokens(choice, sampled, first)
         if stop is not None:
             self._queues.end(choice, stop)
-        elif choice.sequence.num_computed >= entry.commit_at:
+        elif sequence.num_computed >= entry.commit_at:
             self._queues.commit_computed(entry)
-
-    def _accept(self, row: ScheduledRow, sampled: Sampled) -> Stop | None:
-        """Append the drawn tokens that belong to the choice; all of them but the last have KV, as accepted drafts do."""
-        choice, sequence = row.entry.choice, row.entry.choice.sequence
-        first, stop = sequence.num_outputs, None
-        for token_id in sampled.token_ids:
-            sequence.append(token_id)
-            if (stop := find_stop(choice.request, sequence)) is not None:
-                break
-        if row.drafts is not None:
-            sequence.num_computed += sequence.num_outputs - first - 1
-            self._counters["draft_tokens"] += len(row.drafts)
-            self._counters["accepted_draft_tokens"] += len(sampled.token_ids) - 1
-        if "first_token" not in choice.metrics.timestamps:
-            choice.metrics.timestamp("first_token", self._clock.now())
-        self._gateways.queue_tokens(choice, sampled, first)
-        return stop
 
     # ---- what others see ---------------------------------------------------------------------------------------------
 
@@ -367,6 +364,10 @@ class DecodeScheduler:
     def queues(self) -> DecodeQueues:
         """What a simulator's fast-forward looks into."""
         return self._queues
+
+    @property
+    def itl(self) -> ItlControl | None:
+        return self._itl
 
     @property
     def liveness(self) -> GatewayLiveness:

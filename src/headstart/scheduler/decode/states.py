@@ -159,7 +159,7 @@ class Running:
         return self.next_position >= len(self.choice.sequence) - 1
 
 
-class ScheduledRow(Struct, eq=False):
+class ScheduledRow(Struct, eq=False, gc=False):
     """The positions [start, start + num_new) that a running entry computes in one step, and drafts behind them.
 
     It samples if that reaches the entry's last token, which may be one that the entry's row before it is yet to draw.

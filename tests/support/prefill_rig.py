@@ -24,7 +24,7 @@ from headstart.scheduler.prefill.scheduler import PrefillPorts, PrefillScheduler
 from headstart.sim.clock import VirtualClock
 from headstart.sim.cost import linear_cost
 from headstart.sim.executor import FakeExecutor, Model
-from headstart.sim.watermarks import ContextBook, marks_layout
+from headstart.sim.kv_fingerprints import ContextBook, fingerprint_layout
 from headstart.transfer.contract import Notice
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.loopback import LoopbackNetwork, LoopbackTransport
@@ -36,7 +36,7 @@ LIMITS = PrefillLimits(max_running_requests=4, chunked_prefill_size=16, credit_t
 
 
 def spec_of(page_size: int) -> KVSpec:
-    return KVSpec(PROTOCOL_VERSION, "watermarks", "none", marks_layout(page_size))
+    return KVSpec(PROTOCOL_VERSION, "fingerprints", "none", fingerprint_layout(page_size))
 
 
 class Caller:
@@ -46,7 +46,7 @@ class Caller:
         self.worker = worker
         self.name = str(worker)
         self.pool = np.zeros((num_pages, rig.page_size), dtype=np.uint64)
-        region = PoolRegion(0, num_pages, marks_layout(rig.page_size).page_bytes)
+        region = PoolRegion(0, num_pages, fingerprint_layout(rig.page_size).page_bytes)
         self.transport = rig.links.transport(self.name, self.pool.reshape(-1).view(np.uint8), region)
         self.mail: list[Message] = []
         self.notices: list[ChunkNotice] = []
@@ -91,8 +91,8 @@ class Caller:
 
     def holds(self, message: Prefill) -> bool:
         """Whether the target pages hold exactly the KV that was asked for."""
-        marks = ContextBook().extend(None, message.namespace, message.tokens).marks[message.start :]
-        return np.array_equal(self.pool[message.dst_pages].reshape(-1)[: len(marks)], marks)
+        expected = ContextBook().extend(None, message.namespace, message.tokens).fingerprints[message.start :]
+        return np.array_equal(self.pool[message.dst_pages].reshape(-1)[: len(expected)], expected)
 
 
 class Rig:
@@ -111,7 +111,7 @@ class Rig:
         self.clock = VirtualClock()
         self.links = LoopbackNetwork(random.Random(0), self.clock, lambda num_bytes: transfer_s)
         pool = np.zeros((num_pages, page_size), dtype=np.uint64)
-        region = PoolRegion(0, num_pages, marks_layout(page_size).page_bytes)
+        region = PoolRegion(0, num_pages, fingerprint_layout(page_size).page_bytes)
         self.transport: LoopbackTransport = self.links.transport(str(PREFILL), pool.reshape(-1).view(np.uint8), region)
         self.cache = PrefixCache(num_pages, page_size)
         model = Model(ContextBook(), 97, page_size, linear_cost(0.01, 0.0))

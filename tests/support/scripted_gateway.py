@@ -14,7 +14,6 @@ from random import Random
 import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from text.small import CHATML, END, byte_level
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import (
@@ -44,9 +43,9 @@ from headstart.gateway.state import GatewayState, HttpLimits, OpenGenerations, T
 from headstart.gateway.token_memory import TokenMemory
 from headstart.observe.metrics import GatewayMetrics, WorkerCollector, WorkerSample
 from headstart.text.chat_template import ChatTemplate
-from tests.unit.steady import run_steadily
-
-from .world import SPEC
+from tests.support.dispatchers import SPEC
+from tests.support.small_tokenizers import CHATML, END, byte_level
+from tests.support.steady import run_steadily
 
 MODEL = "small"
 CONTEXT = 512

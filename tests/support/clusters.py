@@ -1,4 +1,4 @@
-"""Small worlds, and what every test says of their requests."""
+"""Small clusters, and what every test says of their requests."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -10,22 +10,22 @@ from headstart.core.request import RequestStats
 from headstart.kv.cache import PageCounts
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.sim.client import Handle
-from headstart.sim.spec import SMALL_DECODE, SMALL_PREFILL, Timing, WorldSpec
-from headstart.sim.watermarks import Draw, oracle
-from headstart.sim.world import World
+from headstart.sim.cluster import SimCluster
+from headstart.sim.kv_fingerprints import Draw, oracle
+from headstart.sim.spec import SMALL_DECODE, SMALL_PREFILL, ClusterSpec, Timing
 
 VOCAB = 97
 
 
-def make_world(
+def make_cluster(
     *,
     seed: int = 0,
     prefill: dict[str, Any] | None = None,
     decode: dict[str, Any] | None = None,
     timing: dict[str, Any] | None = None,
     **spec: Any,
-) -> World:
-    """A world in which every worker has joined. Keywords replace fields of the spec and its parts."""
+) -> SimCluster:
+    """A cluster in which every worker has joined. Keywords replace fields of the spec and its parts."""
     assert {field.name for field in fields(PrefillLimits)} >= set(prefill or {})
     assert {field.name for field in fields(DecodeLimits)} >= set(decode or {})
     parts = {
@@ -33,9 +33,9 @@ def make_world(
         "decode": replace(SMALL_DECODE, **(decode or {})),
         "timing": Timing(**(timing or {})),
     }
-    world = World(WorldSpec(**parts, **spec), seed)
-    world.run_for(0.1)
-    return world
+    cluster = SimCluster(ClusterSpec(**parts, **spec), seed)
+    cluster.run_for(0.1)
+    return cluster
 
 
 def prompt(length: int, first: int = 0) -> list[int]:
@@ -56,17 +56,17 @@ def assert_right(*handles: Handle) -> None:
         assert handle.finished.num_tokens == len(handle.tokens)
 
 
-def submit(world: World, tokens: Iterable[int], max_new_tokens: int = 4, **changes: Any) -> Handle:
+def submit(cluster: SimCluster, tokens: Iterable[int], max_new_tokens: int = 4, **changes: Any) -> Handle:
     """A greedy request, or one that differs in `changes` of its fields or its stop criteria."""
-    request = world.request(tokens, max_new_tokens)
+    request = cluster.request(tokens, max_new_tokens)
     stop = {name: changes.pop(name) for name in ("stop_token_ids", "min_new_tokens") if name in changes}
-    return world.submit(structs.replace(request, stop=structs.replace(request.stop, **stop), **changes))
+    return cluster.submit(structs.replace(request, stop=structs.replace(request.stop, **stop), **changes))
 
 
-def serve(world: World, tokens: Iterable[int], max_new_tokens: int = 4, **changes: Any) -> Handle:
+def serve(cluster: SimCluster, tokens: Iterable[int], max_new_tokens: int = 4, **changes: Any) -> Handle:
     """Submit one request and wait for its right answer."""
-    handle = submit(world, tokens, max_new_tokens, **changes)
-    world.finish()
+    handle = submit(cluster, tokens, max_new_tokens, **changes)
+    cluster.finish()
     assert_right(handle)
     return handle
 
@@ -76,26 +76,26 @@ def stats(handle: Handle) -> RequestStats:
     return handle.finished.stats
 
 
-def pages_moved(world: World, handle: Handle) -> int:
-    num_pages, rest = divmod(stats(handle).bytes_moved, world.spec.page_bytes)
+def pages_moved(cluster: SimCluster, handle: Handle) -> int:
+    num_pages, rest = divmod(stats(handle).bytes_moved, cluster.spec.page_bytes)
     assert rest == 0
     return num_pages
 
 
-def settle(world: World) -> None:
+def settle(cluster: SimCluster) -> None:
     """Everything has ended, and nothing is held but the caches."""
-    world.finish()
-    world.run_until(world.is_quiet, limit_s=30.0)
-    world.check_idle()
+    cluster.finish()
+    cluster.run_until(cluster.is_quiet, limit_s=30.0)
+    cluster.check_idle()
 
 
-def pages(world: World, name: str = "decode-0") -> PageCounts:
-    return world.workers[name].organs.cache.counts()
+def pages(cluster: SimCluster, name: str = "decode-0") -> PageCounts:
+    return cluster.workers[name].organs.cache.counts()
 
 
-def state(world: World, handle: Handle) -> str:
+def state(cluster: SimCluster, handle: Handle) -> str:
     """Where the decode worker has a request: the name of its entry's type, or "gone"."""
-    for worker in world.workers.values():
+    for worker in cluster.workers.values():
         entries = getattr(worker.organs.scheduler, "_queues", None)
         for ref, entry in entries.entries.items() if entries else ():
             if ref.request_id == handle.request.ref.request_id and ref.choice == handle.request.ref.choice:

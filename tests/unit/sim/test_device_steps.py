@@ -8,12 +8,12 @@ from headstart.core.arrays import Int32Array, int32_array
 from headstart.core.batch import Batch, BatchOutput, PendingToken, Row, SampleSpec
 from headstart.core.errors import InvariantError
 from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCriteria
-from headstart.sim.blank import BlankExecutor, Tape
 from headstart.sim.clock import VirtualClock
 from headstart.sim.cost import linear_cost
 from headstart.sim.drafter import SimDrafter
 from headstart.sim.executor import FakeExecutor, Model
-from headstart.sim.watermarks import ContextBook, Draw, oracle
+from headstart.sim.kv_fingerprints import ContextBook, Draw, oracle
+from headstart.sim.synthetic_executor import SyntheticExecutor, TokenTape
 
 PROMPT = int32_array(range(10))
 PAGES = int32_array((5, 2, 7, 0))
@@ -188,8 +188,8 @@ def test_the_drafter_is_right_and_wrong_by_its_seed() -> None:
 
 
 def test_a_device_without_content_keeps_two_steps_in_flight_and_accepts_what_its_tape_says() -> None:
-    clock, tape = VirtualClock(), Tape(97)
-    executor = BlankExecutor(tape, linear_cost(STEP_S, 0.0), 4, clock, 2)
+    clock, tape = VirtualClock(), TokenTape(97)
+    executor = SyntheticExecutor(tape, linear_cost(STEP_S, 0.0), 4, clock, 2)
     expected = tape.read(request(), 0, 4).tolist()
     spec = SampleSpec(GREEDY, 0, 0, PROMPT, len(PROMPT))
     tokens = int32_array((9, expected[0], expected[1] + 1))
@@ -205,7 +205,7 @@ def test_a_device_without_content_keeps_two_steps_in_flight_and_accepts_what_its
 
 
 def test_a_device_without_content_knows_which_steps_are_in_flight() -> None:
-    executor = BlankExecutor(Tape(97), linear_cost(STEP_S, 0.0), 4, VirtualClock(), 2)
+    executor = SyntheticExecutor(TokenTape(97), linear_cost(STEP_S, 0.0), 4, VirtualClock(), 2)
     spec = SampleSpec(GREEDY, 0, 1, PROMPT, len(PROMPT))
     with pytest.raises(InvariantError, match="not in flight"):
         executor.launch(Batch(2, (Row(0, int32_array(()), 10, PAGES, spec, pending=PendingToken(1, 0)),)))

@@ -1,10 +1,10 @@
 """Guessed tokens: they change how many steps an answer takes, and nothing else."""
 
 import pytest
-from decode_rig import CountingDrafter, Rig, count_up
 
 from headstart.core.batch import Row, Sampled
 from headstart.core.messages import Tokens
+from tests.support.decode_rig import CountingDrafter, Rig, count_up
 
 
 def drafting(length: int = 3, wrong_at: int = 7, **changes) -> Rig:

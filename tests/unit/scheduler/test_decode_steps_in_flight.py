@@ -1,12 +1,12 @@
 """Two steps in flight: the second one's rows follow the first one's, and what comes to nothing is dropped whole."""
 
 import pytest
-from decode_rig import Rig
-from decode_walk import Walk
 
 from headstart.core.batch import BatchOutput, PendingToken, Sampled
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import Finished
+from tests.support.decode_rig import Rig
+from tests.support.decode_walk import Walk
 
 
 def two_in_flight(**changes) -> Rig:

@@ -1,24 +1,24 @@
-"""The world itself: one seed is one history, sockets keep their order, processes live and die as the launcher says."""
+"""The cluster itself: one seed is one history, sockets keep their order, processes live and die as the launcher says."""
 
 import random
 
 from headstart.core.messages import Cancel, Membership, Message, TokenDelta, Tokens, WorkerRef
 from headstart.core.request import ChoiceRef
 from headstart.sim.clock import Agenda, VirtualClock
-from headstart.sim.network import FINE, ControlNetwork, MessageFate
-from headstart.sim.spec import Timing, WorldSpec
-from headstart.sim.world import World
+from headstart.sim.cluster import SimCluster
+from headstart.sim.network import NO_FAULT, ControlNetwork, MessageFault
+from headstart.sim.spec import ClusterSpec, Timing
 
 
 def history(seed: int) -> tuple[list[tuple[float | None, float | None]], int, float]:
-    world = World(WorldSpec(num_decode=2, timing=Timing(restart_s=0.1)), seed)
-    world.run_for(0.1)
+    cluster = SimCluster(ClusterSpec(num_decode=2, timing=Timing(restart_s=0.1)), seed)
+    cluster.run_for(0.1)
     for first in range(12):
-        world.submit(world.request([first, *range(30)], 6))
-        world.run_for(0.01)
-    world.kill("prefill-0")
-    world.finish()
-    return [(h.first_token_at, h.ended_at) for h in world.handles], world.control.num_sent, world.clock.now()
+        cluster.submit(cluster.request([first, *range(30)], 6))
+        cluster.run_for(0.01)
+    cluster.kill("prefill-0")
+    cluster.finish()
+    return [(h.first_token_at, h.ended_at) for h in cluster.handles], cluster.control.num_sent, cluster.clock.now()
 
 
 def test_one_seed_is_one_history_and_another_is_another() -> None:
@@ -59,8 +59,8 @@ def test_messages_of_a_pair_keep_their_order() -> None:
 
 def test_messages_are_lost_doubled_and_overtaken_on_request() -> None:
     post = Post()
-    fates = {"lost": MessageFate(0), "doubled": MessageFate(2), "late": MessageFate(1, 5.0)}
-    post.network.judge = lambda sender, recipient, message: fates.get(_name(message), FINE)
+    faults = {"lost": MessageFault(0), "doubled": MessageFault(2), "late": MessageFault(1, 5.0)}
+    post.network.injector = lambda sender, recipient, message: faults.get(_name(message), NO_FAULT)
     for name in ("lost", "late", "doubled", "plain"):
         post.send(name)
     received = post.arrive()
@@ -102,93 +102,93 @@ def test_a_message_to_nobody_is_dropped() -> None:
 
 
 def test_a_killed_worker_comes_back_as_its_next_incarnation_and_only_after_its_exit_was_reported() -> None:
-    world = World(WorldSpec(timing=Timing(exit_report_s=0.05, restart_s=0.1)))
-    world.run_for(0.1)
-    assert world.workers["decode-0"].ref == WorkerRef("decode-0", 1)
-    world.kill("decode-0")
-    world.run_for(0.14)
-    assert "decode-0" not in world.workers
-    world.run_for(0.02)
-    assert world.workers["decode-0"].ref == WorkerRef("decode-0", 2)
+    cluster = SimCluster(ClusterSpec(timing=Timing(exit_report_s=0.05, restart_s=0.1)))
+    cluster.run_for(0.1)
+    assert cluster.workers["decode-0"].ref == WorkerRef("decode-0", 1)
+    cluster.kill("decode-0")
+    cluster.run_for(0.14)
+    assert "decode-0" not in cluster.workers
+    cluster.run_for(0.02)
+    assert cluster.workers["decode-0"].ref == WorkerRef("decode-0", 2)
 
 
 def test_a_stalled_worker_does_nothing_and_goes_on_where_it_was() -> None:
-    world = World()
-    world.run_for(0.1)
-    handle = world.submit(world.request(range(40), 8))
-    world.run_for(0.05)
-    world.stall("decode-0")
-    world.run_for(0.5)
+    cluster = SimCluster()
+    cluster.run_for(0.1)
+    handle = cluster.submit(cluster.request(range(40), 8))
+    cluster.run_for(0.05)
+    cluster.stall("decode-0")
+    cluster.run_for(0.5)
     assert handle.tokens == []
-    world.resume("decode-0")
-    world.finish()
+    cluster.resume("decode-0")
+    cluster.finish()
     assert handle.finished is not None
-    world.run_until(world.is_free)
-    world.check_idle()
+    cluster.run_until(cluster.is_free)
+    cluster.check_idle()
 
 
 def test_a_busy_worker_is_not_looked_at_at_times_that_no_longer_matter() -> None:
-    world = World()
+    cluster = SimCluster()
     for first in range(40):
-        world.submit(world.request([first, *range(30)], 6))
-        world.run_for(0.05)
-        assert all(len(worker.looks) <= 3 for worker in world.workers.values())
-        assert all(worker.looks == sorted(worker.looks, reverse=True) for worker in world.workers.values())
-    world.finish()
+        cluster.submit(cluster.request([first, *range(30)], 6))
+        cluster.run_for(0.05)
+        assert all(len(worker.looks) <= 3 for worker in cluster.workers.values())
+        assert all(worker.looks == sorted(worker.looks, reverse=True) for worker in cluster.workers.values())
+    cluster.finish()
 
 
 def test_a_message_to_a_stalled_worker_is_taken_when_it_goes_on() -> None:
-    world = World()
-    world.run_for(0.1)
-    world.stall("decode-0")
-    handle = world.submit(world.request(range(30), 2))
-    world.run_for(0.2)
-    assert world.workers["decode-0"].mailbox
-    world.resume("decode-0")
-    world.run_for(0.0)
-    assert not world.workers["decode-0"].mailbox
-    world.finish()
+    cluster = SimCluster()
+    cluster.run_for(0.1)
+    cluster.stall("decode-0")
+    handle = cluster.submit(cluster.request(range(30), 2))
+    cluster.run_for(0.2)
+    assert cluster.workers["decode-0"].mailbox
+    cluster.resume("decode-0")
+    cluster.run_for(0.0)
+    assert not cluster.workers["decode-0"].mailbox
+    cluster.finish()
     assert handle.finished is not None
 
 
 def test_membership_is_told_once_a_beat_however_many_workers_say_that_they_live() -> None:
-    world = World(WorldSpec(num_prefill=4, num_decode=8))
-    world.run_for(1.0)
+    cluster = SimCluster(ClusterSpec(num_prefill=4, num_decode=8))
+    cluster.run_for(1.0)
     told: list[str] = []
 
-    def listen(sender: str, recipient: str, message: Message) -> MessageFate:
+    def listen(sender: str, recipient: str, message: Message) -> MessageFault:
         if isinstance(message, Membership):
             told.append(recipient)
-        return FINE
+        return NO_FAULT
 
-    world.judge_messages(listen)
-    world.run_for(5.0)
+    cluster.inject_message_faults(listen)
+    cluster.run_for(5.0)
     assert 9 * 8 <= len(told) <= 11 * 8
 
 
 def test_time_stands_where_it_was_asked_to() -> None:
-    world = World()
-    world.run_for(1.25)
-    assert world.clock.now() == 1.25
+    cluster = SimCluster()
+    cluster.run_for(1.25)
+    assert cluster.clock.now() == 1.25
 
 
 def test_time_goes_on_when_every_worker_is_dead_or_stalled_with_writes_open() -> None:
-    world = World()
-    world.run_for(0.1)
-    world.submit(world.request(range(40), 8))
-    world.run_until(lambda: world.links.num_open_writes() > 0)
-    world.stall("prefill-0")
-    world.kill("decode-0")
-    before = world.clock.now()
+    cluster = SimCluster()
+    cluster.run_for(0.1)
+    cluster.submit(cluster.request(range(40), 8))
+    cluster.run_until(lambda: cluster.links.num_open_writes() > 0)
+    cluster.stall("prefill-0")
+    cluster.kill("decode-0")
+    before = cluster.clock.now()
     for _ in range(200):
-        world.step()
-    assert world.clock.now() > before + 1.0
+        cluster.step()
+    assert cluster.clock.now() > before + 1.0
 
 
 def test_a_worker_with_nothing_to_do_for_a_minute_is_still_trusted() -> None:
-    world = World()
-    world.run_for(60.0)
-    handle = world.submit(world.request(range(12)))
-    world.finish()
+    cluster = SimCluster()
+    cluster.run_for(60.0)
+    handle = cluster.submit(cluster.request(range(12)))
+    cluster.finish()
     assert handle.finished is not None
-    assert world.load("decode-0")["prefill_calls"] == 1
+    assert cluster.load("decode-0")["prefill_calls"] == 1

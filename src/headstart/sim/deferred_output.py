@@ -1,7 +1,7 @@
 """When the tokens that a worker has produced reach its gateways, which were not bothered with them yet.
 
 They are sent when that can make a difference: before the last word on their choice, before the gateway looks at what it
-has heard, and before the worker's end. What they change at a gateway until then is looked at by nobody. Which tokens
+has received, and before the worker's end. What they change at a gateway until then is looked at by nobody. Which tokens
 they are is read from their choice's sequence, and only then.
 """
 
@@ -32,7 +32,7 @@ class Outputs:
     arrivals: list[float] = field(default_factory=list)
 
 
-class Unsaid:
+class DeferredOutput:
     """Stands before a worker's way to its gateways, on which every message takes `delay_s`."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Unsaid:
         elif isinstance(message, (Finished, Failed)):
             outputs = self._outputs.pop(message.ref, None)
             if outputs is not None:
-                self._say(message.ref, outputs, len(outputs.arrivals))
+                self._flush(message.ref, outputs, len(outputs.arrivals))
         self._send(recipient, message)
 
     def _open(self, recipient: str, ref: ChoiceRef) -> None:
@@ -81,18 +81,18 @@ class Unsaid:
         for ref in refs:
             self._outputs[ref].arrivals += arrivals
 
-    def say(self, arriving_by: float) -> None:
+    def flush(self, arriving_by: float) -> None:
         """Send what arrives by then. The sequences must have all outputs that were added."""
         for ref, outputs in self._outputs.items():
-            self._say(ref, outputs, bisect_right(outputs.arrivals, arriving_by))
+            self._flush(ref, outputs, bisect_right(outputs.arrivals, arriving_by))
 
-    def _say(self, ref: ChoiceRef, outputs: Outputs, count: int) -> None:
+    def _flush(self, ref: ChoiceRef, outputs: Outputs, count: int) -> None:
         """The first `count` of them."""
         if not count:
             return
         first, arrivals = outputs.first, outputs.arrivals
         if first + count > outputs.sequence.num_outputs:
-            raise InvariantError(f"{ref} is about to say outputs that it does not have yet")
+            raise InvariantError(f"{ref} is about to send outputs that it does not have yet")
         outputs.first, outputs.arrivals = first + count, arrivals[count:]
         delta = TokenDelta(ref, first, outputs.sequence.outputs(first, first + count))
         self._send_late(outputs.recipient, delta, arrivals[:count])

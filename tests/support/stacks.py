@@ -42,8 +42,8 @@ from headstart.sim.clock import Agenda, VirtualClock
 from headstart.sim.network import ControlNetwork
 from headstart.sim.worker import GATEWAY, Organs, SimWorker
 from headstart.transfer.digest import HostDigests
-from headstart.transfer.loopback import Fate, LoopbackNetwork, LoopbackTransport, Posted
-from tests.unit.executor.world import GREEDY, Sequence_, read_kv
+from headstart.transfer.loopback import Fault, LoopbackNetwork, LoopbackTransport, Posted
+from tests.support.executors import GREEDY, Sequence_, read_kv
 
 DECODE, PREFILL = WorkerRef("decode-0", 1), WorkerRef("prefill-0", 1)
 NAMESPACE = b"tenant"
@@ -156,7 +156,7 @@ class StackWorld:
         self.clock = VirtualClock()
         self.answers: dict[ChoiceRef, Answer] = {}
         self.posts: list[Posted] = []
-        self.judge: Callable[[Posted], Fate] = lambda posted: Fate()
+        self.injector: Callable[[Posted], Fault] = lambda posted: Fault()
         rng = random.Random(seed)
         self._agenda = Agenda()
         self._control = ControlNetwork(rng, self.clock, self._agenda, CONTROL_S)
@@ -217,9 +217,9 @@ class StackWorld:
         ports = PrefillPorts(transport, HostDigests(engine.memory()), self.clock, send)
         return PrefillScheduler(PREFILL, engine.kv_spec, limits, cache, ports)
 
-    def _posted(self, posted: Posted) -> Fate:
+    def _posted(self, posted: Posted) -> Fault:
         self.posts.append(posted)
-        return self.judge(posted)
+        return self.injector(posted)
 
     # ---- the gateway -------------------------------------------------------------------------------------------------
 

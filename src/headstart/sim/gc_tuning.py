@@ -1,5 +1,5 @@
-"""The cyclic collector while a world runs: a simulation makes many objects and hardly any cycles, so there is nothing
-to look for all the time. A world as a whole is one big cycle, and is collected before the next one runs."""
+"""The cyclic collector while a cluster runs: a simulation makes many objects and hardly any cycles, so there is nothing
+to look for all the time. A cluster as a whole is one big cycle, and is collected before the next one runs."""
 
 import gc
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ from headstart.core.messages import Accepted, Finished, Message, TokenDelta, Tok
 from headstart.core.request import ChoiceRef, RequestStats
 from headstart.core.sequence import Sequence
 from headstart.sim.clock import NEVER, VirtualClock
-from headstart.sim.unsaid import Unsaid
+from headstart.sim.deferred_output import DeferredOutput
 
 DELAY_S = 0.5
 REF = ChoiceRef("a")
@@ -21,9 +21,11 @@ class Desk:
         self.clock = VirtualClock()
         self.said: list[Message | tuple[int, tuple[int, ...], list[float]]] = []
         self.sequence = Sequence(np.arange(5, dtype=np.int32), np.array([70, 71], dtype=np.int32))
-        self.unsaid = Unsaid(self.clock, DELAY_S, lambda recipient, message: self.said.append(message), self._late)
-        self.unsaid.read_from(lambda ref: self.sequence)
-        self.unsaid.send("gateway", Accepted(REF))
+        self.deferred = DeferredOutput(
+            self.clock, DELAY_S, lambda recipient, message: self.said.append(message), self._late
+        )
+        self.deferred.read_from(lambda ref: self.sequence)
+        self.deferred.send("gateway", Accepted(REF))
         self.said.clear()
 
     def _late(self, recipient: str, delta: TokenDelta, arrivals: Series[float]) -> None:
@@ -33,7 +35,7 @@ class Desk:
         self.clock.advance_to(self.clock.now() + 1.0)
         delta = TokenDelta(REF, self.sequence.num_outputs, (token_id,), logprobs)
         self.sequence.append(token_id)
-        self.unsaid.send("gateway", Tokens((delta,)))
+        self.deferred.send("gateway", Tokens((delta,)))
 
 
 def test_what_arrives_by_then_is_said_once_and_the_rest_later() -> None:
@@ -41,10 +43,10 @@ def test_what_arrives_by_then_is_said_once_and_the_rest_later() -> None:
     for token_id in (80, 81, 82):
         desk.step(token_id)
     assert not desk.said
-    desk.unsaid.say(2.5)
-    desk.unsaid.say(2.5)
+    desk.deferred.flush(2.5)
+    desk.deferred.flush(2.5)
     assert desk.said == [(2, (80, 81), [1.5, 2.5])]
-    desk.unsaid.say(NEVER)
+    desk.deferred.flush(NEVER)
     assert desk.said[1:] == [(4, (82,), [3.5])]
 
 
@@ -52,9 +54,9 @@ def test_outputs_of_leaps_and_of_steps_are_of_one_row() -> None:
     desk = Desk()
     desk.step(80)
     desk.sequence.extend(np.array([81, 82], dtype=np.int32))
-    desk.unsaid.add([REF], [1.25, 1.75])
+    desk.deferred.add([REF], [1.25, 1.75])
     desk.step(83)
-    desk.unsaid.say(NEVER)
+    desk.deferred.flush(NEVER)
     assert desk.said == [(2, (80, 81, 82, 83), [1.5, 1.75, 2.25, 2.5])]
 
 
@@ -62,16 +64,16 @@ def test_the_last_word_comes_after_all_outputs_and_ends_it() -> None:
     desk = Desk()
     desk.step(80)
     finished = Finished(REF, "length", 3, RequestStats(), None)
-    desk.unsaid.send("gateway", finished)
-    desk.unsaid.say(NEVER)
+    desk.deferred.send("gateway", finished)
+    desk.deferred.flush(NEVER)
     assert desk.said == [(2, (80,), [1.5]), finished]
 
 
 def test_accepted_twice_it_keeps_its_place() -> None:
     desk = Desk()
     desk.step(80)
-    desk.unsaid.send("gateway", Accepted(REF))
-    desk.unsaid.say(NEVER)
+    desk.deferred.send("gateway", Accepted(REF))
+    desk.deferred.flush(NEVER)
     assert desk.said[1:] == [(2, (80,), [1.5])]
 
 
@@ -81,5 +83,5 @@ def test_tokens_with_logprobs_are_sent_as_they_come() -> None:
     (message,) = desk.said
     assert isinstance(message, Tokens)
     assert message.deltas[0].token_ids == (80,)
-    desk.unsaid.say(NEVER)
+    desk.deferred.flush(NEVER)
     assert len(desk.said) == 1

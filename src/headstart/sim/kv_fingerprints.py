@@ -1,7 +1,7 @@
-"""Fake KV that tells what it is: the watermark of a position digests the namespace and every token up to it.
+"""Fake KV that tells what it is: the fingerprint of a position digests the namespace and every token up to it.
 
 A page that holds other positions, another prompt's tokens or another tenant's KV, or that was never written, therefore
-differs from what a reader expects. The fake model's next token is a function of the last watermark, so `oracle` knows
+differs from what a reader expects. The fake model's next token is a function of the last fingerprint, so `oracle` knows
 every output beforehand.
 """
 
@@ -17,40 +17,42 @@ from headstart.core.batch import SampleSpec
 from headstart.core.kv_layout import KVLayout, PageGroup, Part
 from headstart.core.request import SamplingParams
 
-Marks = NDArray[np.uint64]
+Fingerprints = NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 
 
-def marks_layout(page_size: int) -> KVLayout:
-    """A pool of watermarks: one number a token."""
-    return KVLayout(page_size, (PageGroup(1, (Part("mark", 1, 1, "uint64"),)),))
+def fingerprint_layout(page_size: int) -> KVLayout:
+    """A pool of fingerprints: one number a token."""
+    return KVLayout(page_size, (PageGroup(1, (Part("fingerprint", 1, 1, "uint64"),)),))
 
 
-def chain(mark: int, value: int) -> int:
+def chain(fingerprint: int, value: int) -> int:
     """One step of a 64-bit chain (constants of splitmix64)."""
-    mark = ((mark ^ value) + 0x9E3779B97F4A7C15) & _MASK
-    mark = ((mark ^ (mark >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mark = ((mark ^ (mark >> 27)) * 0x94D049BB133111EB) & _MASK
-    return mark ^ (mark >> 31)
+    fingerprint = ((fingerprint ^ value) + 0x9E3779B97F4A7C15) & _MASK
+    fingerprint = ((fingerprint ^ (fingerprint >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    fingerprint = ((fingerprint ^ (fingerprint >> 27)) * 0x94D049BB133111EB) & _MASK
+    return fingerprint ^ (fingerprint >> 31)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Context:
-    """A sequence up to some position: its tokens as int32 bytes, and the watermark of each of its positions."""
+class ComputedContext:
+    """A sequence up to some position: its tokens as int32 bytes, and the fingerprint of each of its positions."""
 
     tokens: bytes
-    marks: Marks
+    fingerprints: Fingerprints
 
     @property
     def last(self) -> int:
-        return int(self.marks[-1])
+        return int(self.fingerprints[-1])
 
 
 class ContextBook:
-    """Every context that was ever computed, by its last watermark: what a page claims to hold can be looked up."""
+    """Every context that was ever computed, by its last fingerprint: what a page claims to hold can be looked up."""
 
     def __init__(self) -> None:
-        self._found_in: dict[int, tuple[Context, int]] = {}  # watermark -> (a context with it, its position + 1)
+        self._found_in: dict[
+            int, tuple[ComputedContext, int]
+        ] = {}  # fingerprint -> (a context with it, its position + 1)
         self._roots: dict[bytes, int] = {}
 
     def root(self, namespace: bytes) -> int:
@@ -59,34 +61,34 @@ class ContextBook:
             self._roots[namespace] = int.from_bytes(hashlib.sha256(b"root" + namespace).digest()[:8], "little")
         return self._roots[namespace]
 
-    def find(self, mark: int) -> Context | None:
-        """The context that ends with this watermark."""
-        if (found := self._found_in.get(mark)) is None:
+    def find(self, fingerprint: int) -> ComputedContext | None:
+        """The context that ends with this fingerprint."""
+        if (found := self._found_in.get(fingerprint)) is None:
             return None
         context, length = found
-        return Context(context.tokens[: 4 * length], context.marks[:length])
+        return ComputedContext(context.tokens[: 4 * length], context.fingerprints[:length])
 
-    def extend(self, before: Context | None, namespace: bytes, tokens: Int32Array) -> Context:
+    def extend(self, before: ComputedContext | None, namespace: bytes, tokens: Int32Array) -> ComputedContext:
         """The context of `before`'s tokens followed by `tokens` (at least one)."""
-        mark = self.root(namespace) if before is None else before.last
+        fingerprint = self.root(namespace) if before is None else before.last
         new = []
         for token in tokens.tolist():
-            mark = chain(mark, token)
-            new.append(mark)
-        marks = np.array(new, dtype=np.uint64)
+            fingerprint = chain(fingerprint, token)
+            new.append(fingerprint)
+        fingerprints = np.array(new, dtype=np.uint64)
         raw = tokens.astype("<i4", copy=False).tobytes()
         if before is not None:
-            marks, raw = np.concatenate((before.marks, marks)), before.tokens + raw
-        context = Context(raw, marks)
-        for length, made in enumerate(new, start=len(marks) - len(new) + 1):
+            fingerprints, raw = np.concatenate((before.fingerprints, fingerprints)), before.tokens + raw
+        context = ComputedContext(raw, fingerprints)
+        for length, made in enumerate(new, start=len(fingerprints) - len(new) + 1):
             self._found_in.setdefault(made, (context, length))
         return context
 
 
-def next_token(last_mark: int, spec: SampleSpec, vocab_size: int) -> int:
+def next_token(last_fingerprint: int, spec: SampleSpec, vocab_size: int) -> int:
     """Greedy: a function of the context alone. Sampled: of the context and (seed, choice, output index). Penalties see
     which tokens the context has, and which of them are outputs."""
-    draw = last_mark
+    draw = last_fingerprint
     if spec.params.temperature > 0:
         for part in (spec.params.seed, spec.choice, spec.output_index):
             draw = chain(draw, part)
@@ -98,7 +100,7 @@ def next_token(last_mark: int, spec: SampleSpec, vocab_size: int) -> int:
 
 
 def _penalized_token(draw: int, spec: SampleSpec, vocab_size: int) -> int:
-    """The best score of a model that likes to repeat itself: without penalties it would say nothing new."""
+    """The best score of a model that likes to repeat itself: without penalties it would not go on to anything new."""
     params, seen = spec.params, set(spec.context.tolist())
     outputs = Counter(spec.context[spec.prompt_len :].tolist())
 
@@ -131,8 +133,8 @@ def oracle(
     outputs: list[int] = []
     while len(outputs) < num_tokens:
         banned = draw.stop_ids if len(outputs) < draw.min_new_tokens else ()
-        said = np.array([*prompt.tolist(), *outputs], dtype=np.int32)
-        spec = SampleSpec(draw.sampling, draw.choice, len(outputs), said, len(prompt), banned)
+        context_ids = np.array([*prompt.tolist(), *outputs], dtype=np.int32)
+        spec = SampleSpec(draw.sampling, draw.choice, len(outputs), context_ids, len(prompt), banned)
         token = next_token(context.last, spec, vocab_size)
         outputs.append(token)
         if token in draw.stop_ids:

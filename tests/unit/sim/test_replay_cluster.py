@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from chaos.run import run_seed
 
 from headstart.sim.replay import Verdict, replay
 from headstart.worker.decision_log import DecisionLog, Head, RecordedCall, read_decision_log
+from tests.chaos.run import run_seed
 
 
 def recorded(folder: Path, seed: int) -> list[Path]:

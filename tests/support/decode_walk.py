@@ -7,8 +7,6 @@ were given until they have had their last word, die and come back.
 from dataclasses import dataclass, field
 from random import Random
 
-from decode_rig import P0, P1, CountingDrafter, Rig
-
 from headstart.core.arrays import int32_array
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import (
@@ -28,6 +26,7 @@ from headstart.core.messages import (
     WorkerRef,
 )
 from headstart.core.request import ChoiceRef
+from tests.support.decode_rig import P0, P1, CountingDrafter, Rig
 
 LAST_WORDS = [ErrorCode.BUSY, ErrorCode.UNAVAILABLE, ErrorCode.INTERNAL, ErrorCode.INVALID]
 MAY_FAIL_WITH = {

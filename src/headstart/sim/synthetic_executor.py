@@ -23,7 +23,7 @@ _MASK = (1 << 64) - 1
 _DETOUR = 7919
 
 
-class Tape:
+class TokenTape:
     """Output `i` of choice `j` under a seed, as a pure function of (seed, j, i): where on one long tape it is read."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -50,10 +50,10 @@ class Tape:
         return ((mixed >> 32) + index) % TAPE_LEN
 
 
-class BlankExecutor:
+class SyntheticExecutor:
     """Satisfies `core.batch.Executor`."""
 
-    def __init__(self, tape: Tape, cost: StepCost, page_size: int, clock: Clock, max_steps: int = 1) -> None:
+    def __init__(self, tape: TokenTape, cost: StepCost, page_size: int, clock: Clock, max_steps: int = 1) -> None:
         self.tape = tape
         self.times: Iterator[float] = iter(())  # of the steps after the launched one, told as they are asked for
         self.num_steps = 0
@@ -95,6 +95,12 @@ class BlankExecutor:
         self._num_skipped += num_steps
         self.num_steps += num_steps
         step.started_at, step.finish_at = launched_at, finish_at
+
+    @property
+    def started_at(self) -> float:
+        """When the oldest step in flight started; 0 without one."""
+        step = self._steps.oldest
+        return 0.0 if step is None else step.started_at
 
     @property
     def step_s(self) -> float:

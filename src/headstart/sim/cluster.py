@@ -1,4 +1,4 @@
-"""World: gateway policy, prefill and decode workers and a launcher in one process and in virtual time.
+"""SimCluster: gateway policy, prefill and decode workers and a launcher in one process and in virtual time.
 
 One step moves time to the next event, delivers what is due, and runs a pass of whoever has something to do. Every
 message, write, device step, exit and restart is such an event, and every random choice comes from the seed.
@@ -17,38 +17,38 @@ from headstart.core.request import ChoiceRef, Request, SamplingParams, StopCrite
 from headstart.gateway.choice_record import Sink
 from headstart.gateway.dispatch import Dispatcher, DispatcherApi
 from headstart.kv.cache import PrefixCache
-from headstart.sim.blank import Tape
-from headstart.sim.build import MakeCache, OpenLog, Surroundings, build_worker
+from headstart.sim.build import MakeCache, OpenLog, SimEnv, build_worker
 from headstart.sim.client import Handle
 from headstart.sim.clock import NEVER, Agenda, VirtualClock
+from headstart.sim.kv_fingerprints import ContextBook
 from headstart.sim.launcher import Processes, SimLauncher
-from headstart.sim.network import ControlNetwork, MessageJudge
-from headstart.sim.spec import WorldSpec
-from headstart.sim.watermarks import ContextBook
+from headstart.sim.network import ControlNetwork, MessageFaultInjector
+from headstart.sim.spec import ClusterSpec
+from headstart.sim.synthetic_executor import TokenTape
 from headstart.sim.worker import GATEWAY, SimWorker
-from headstart.transfer.loopback import Judge, LoopbackNetwork
+from headstart.transfer.loopback import FaultInjector, LoopbackNetwork
 from headstart.worker.decision_log import DispatcherSpec
 from headstart.worker.recorder import policy_name, record_dispatcher
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
-class World:
+class SimCluster:
     """Starts with every worker joined to be, at time 0. Not thread-safe."""
 
     def __init__(
         self,
-        spec: WorldSpec | None = None,
+        spec: ClusterSpec | None = None,
         seed: int = 0,
         make_cache: MakeCache = PrefixCache,
         open_log: OpenLog | None = None,
     ) -> None:
-        self.spec = spec or WorldSpec()
+        self.spec = spec or ClusterSpec()
         self.clock = VirtualClock()
         self.handles: list[Handle] = []
         self.workers: dict[str, SimWorker] = {}  # alive ones, by name
         self._agenda = Agenda()
-        self._called: dict[int, SimWorker] = {}  # by number: due now, whatever their wakes say
+        self._called: dict[int, SimWorker] = {}  # by number: due now, whatever their wakes are
         self._wakes: list[tuple[float, int, SimWorker]] = []  # when to see whether a worker is due: its `looks`
         self._ids = itertools.count()
         self._numbers = itertools.count()
@@ -56,13 +56,13 @@ class World:
         delay_s = self.spec.timing.control_delay_s
         self.control = ControlNetwork(random.Random(f"control {seed}"), self.clock, self._agenda, delay_s)
         self.links = self._make_links(random.Random(f"links {seed}"))
-        outputs = Tape(self.spec.vocab_size)
-        self._surroundings = Surroundings(
+        outputs = TokenTape(self.spec.vocab_size)
+        self._surroundings = SimEnv(
             self.spec, self.clock, self.links, self.control, ContextBook(), outputs, make_cache, open_log
         )
         self.gateway, self._entrance = self._make_gateway(f"gateway {seed}", open_log)
         self._gateway_wake = 0.0
-        self._gateway_has_heard = False  # and has not looked at the time since
+        self._gateway_has_received = False  # and has not looked at the time since
         self._launcher = SimLauncher(
             self.clock, self._agenda, self.control, self.spec.timing, Processes(self._end_process, self.restart)
         )
@@ -164,11 +164,11 @@ class World:
         self.links.resume(str(worker.ref))
         self._wake(worker)
 
-    def judge_messages(self, judge: MessageJudge) -> None:
-        self.control.judge = judge
+    def inject_message_faults(self, injector: MessageFaultInjector) -> None:
+        self.control.injector = injector
 
-    def judge_writes(self, judge: Judge) -> None:
-        self.links.judge = judge
+    def inject_write_faults(self, injector: FaultInjector) -> None:
+        self.links.injector = injector
 
     # ---- what must hold ----------------------------------------------------------------------------------------------
 
@@ -216,11 +216,11 @@ class World:
         if link is None:
             low, high = self.spec.timing.transfer_delay_s
             return LoopbackNetwork(rng, self.clock, lambda num_bytes: rng.uniform(low, high))
-        page_bytes, mark_bytes = self.spec.page_bytes, self.spec.mark_bytes
+        page_bytes, fingerprint_bytes = self.spec.page_bytes, self.spec.fingerprint_bytes
 
-        def busy_time(num_mark_bytes: int) -> float:
-            """Of the modelled KV that a write of watermarks stands for."""
-            return link.busy_time(num_mark_bytes * page_bytes // mark_bytes)
+        def busy_time(num_fingerprint_bytes: int) -> float:
+            """Of the modelled KV that a write of fingerprints stands for."""
+            return link.busy_time(num_fingerprint_bytes * page_bytes // fingerprint_bytes)
 
         return LoopbackNetwork(rng, self.clock, lambda num_bytes: link.latency_s, busy_time=busy_time)
 
@@ -249,13 +249,13 @@ class World:
 
     def _to_gateway(self, sender: str, message: Message) -> None:
         self._entrance.handle(sender, message)
-        self._gateway_has_heard = True
+        self._gateway_has_received = True
 
     def _listen(self) -> None:
-        """Let the gateway hear what workers have told it by now and it was not bothered with."""
+        """Deliver what workers have sent the gateway by now and it was not bothered with."""
         now = self.clock.now()
         for worker in self.workers.values():
-            worker.say(arriving_by=now)
+            worker.flush(arriving_by=now)
         self.control.hand_out_arrived()
 
     def _advance_gateway(self) -> None:
@@ -263,7 +263,7 @@ class World:
         if self._gateway_wake <= now:
             self._listen()
         wake = self._entrance.advance()
-        self._gateway_has_heard = False
+        self._gateway_has_received = False
         self._gateway_wake = NEVER if wake is None else max(wake, now)
 
     def _deliver(self, worker: SimWorker, sender: str, message: Message) -> None:
@@ -306,7 +306,7 @@ class World:
         """Let everything happen that is due at the next event's time."""
         now = self.clock.advance_to(time_s)
         self._agenda.run_due(now)
-        if self._gateway_has_heard or self._gateway_wake <= now:
+        if self._gateway_has_received or self._gateway_wake <= now:
             self._advance_gateway()
         arrives = self.links.next_event_time()
         if arrives is not None and arrives <= now:
