@@ -14,7 +14,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from headstart.attention.torch_cpu import AttentionRow, CpuAttention
+from headstart.attention.row import AttentionRow
+from headstart.attention.torch_cpu import CpuAttention
 from headstart.core.arrays import int32_array
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 30, 9, 3, 64, 16

@@ -28,7 +28,7 @@ from headstart.core.layout import pages_for
 from headstart.core.request import SamplingParams
 from headstart.executor.build import ExecutorConfig, choose_dtype, make_executor
 from headstart.executor.runner import TorchExecutor
-from headstart.model.linear import Float16Linear
+from headstart.model.fp16_linear import Float16Linear
 from headstart.model.source import DEMO_MODEL, WeightSource, resolve_model
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -27,7 +27,7 @@ from headstart.plan.gpu_specs import card_named
 from headstart.plan.models import model_named
 from headstart.plan.options import ClusterOptions, CostOptions, DeploymentOptions, SheetOptions
 from headstart.plan.roofline import Assumptions, sheet_model
-from headstart.plan.simulate import simulated_row
+from headstart.plan.simulate_command import simulated_row
 from headstart.sim.cost import StepShape
 
 Row = dict[str, Any]

@@ -27,7 +27,7 @@ from headstart.bench.client import PerfClock
 from headstart.bench.errors import BenchError
 from headstart.bench.load_generator import Pace
 from headstart.bench.machine import commit, machine_facts
-from headstart.bench.measure import Row, RunEnvironment, RunSpec, measure
+from headstart.bench.measure import ReportRow, RunEnvironment, RunSpec, measure
 from headstart.bench.plots import draw
 from headstart.bench.report import SCHEMA
 from headstart.bench.run_specs import Shape, described
@@ -77,7 +77,7 @@ def comparison_rows(quick: bool) -> list[Load]:
 
 async def measure_loads(
     server: Running, label: str, loads: list[Load], seeds: range, note: Callable[[str], None]
-) -> list[Row]:
+) -> list[ReportRow]:
     rows = []
     clock = PerfClock()
     async with open_http(Address(server.base_url, label)) as http:
@@ -93,8 +93,8 @@ async def measure_loads(
     return rows
 
 
-def measure_deployments(args: argparse.Namespace, note: Callable[[str], None]) -> list[Row]:
-    rows: list[Row] = []
+def measure_deployments(args: argparse.Namespace, note: Callable[[str], None]) -> list[ReportRow]:
+    rows: list[ReportRow] = []
     for deployment in DEPLOYMENTS:
         note(f"starting {deployment.label}")
         with running(deployment) as server:

@@ -33,7 +33,7 @@ from headstart.bench.client import PerfClock
 from headstart.bench.errors import BenchError
 from headstart.bench.load_generator import Pace
 from headstart.bench.machine import commit, machine_facts
-from headstart.bench.measure import Row, RunEnvironment, RunSpec, measure
+from headstart.bench.measure import ReportRow, RunEnvironment, RunSpec, measure
 from headstart.bench.report import save
 from headstart.bench.run_specs import Shape, described
 from headstart.bench.target import Address, connect, open_http
@@ -44,9 +44,9 @@ from headstart.plan.cost import save_model
 from headstart.plan.deployment import Deployment as Simulated
 from headstart.plan.deployment import Hardware, cluster_spec
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
-from headstart.plan.simulate import simulated_row
+from headstart.plan.simulate_command import simulated_row
+from headstart.sim.decision_report import report
 from headstart.sim.replay import replay
-from headstart.sim.replay_report import report
 from headstart.worker.decision_log import SUFFIX, read_decision_log
 
 POOL_TOKENS, CHUNK, LOCAL = 32_768, 256, 16
@@ -89,7 +89,7 @@ def judged_loads(quick: bool) -> list[Load]:
 # ---- measured --------------------------------------------------------------------------------------------------------
 
 
-async def play(server: Running, loads: Sequence[tuple[Load, int]]) -> list[Row]:
+async def play(server: Running, loads: Sequence[tuple[Load, int]]) -> list[ReportRow]:
     """One row for each (load, seed), with every request."""
     clock, code = PerfClock(), commit()
     address = Address(server.base_url)
@@ -116,7 +116,7 @@ def spread(values: Sequence[float]) -> float:
 # ---- predicted -------------------------------------------------------------------------------------------------------
 
 
-def predicted(load: Load, seed: int, found: Calibration) -> Row:
+def predicted(load: Load, seed: int, found: Calibration) -> ReportRow:
     options = DeploymentOptions(
         cluster=ClusterOptions(page_size=found.page_size),
         limits=LimitOptions(chunked_prefill_size=CHUNK, local_prefill_tokens=LOCAL),
@@ -149,13 +149,13 @@ class Line:
         return abs(self.error) <= self.bound
 
 
-def compare(load: Load, rows: list[Row], prediction: Row) -> Iterator[Line]:
+def compare(load: Load, rows: list[ReportRow], prediction: ReportRow) -> Iterator[Line]:
     for latency in GOALS:
         key = f"mean_{latency}_ms"
         yield Line(load.name, latency, tuple(row[key] for row in rows), prediction[key])
 
 
-def predictions(loads: list[Load], seed: int, rows: list[Row], found: Calibration) -> list[Line]:
+def predictions(loads: list[Load], seed: int, rows: list[ReportRow], found: Calibration) -> list[Line]:
     lines: list[Line] = []
     for load in loads:
         note(f"simulating {load.name}")

@@ -17,7 +17,7 @@ from headstart.attention.chunk_attention import ChunkAttention, ChunkRow, DenseR
 from headstart.attention.packed import PackedHeads
 from headstart.attention.triton_attention import HeadShape, LayerKV, Partials
 from headstart.attention.triton_write import norm_rope_write
-from headstart.model.hook import STEP_KEYWORD
+from headstart.model.attention_hook import STEP_KEYWORD
 
 NEW = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CACHED = (0, 2048, 4096, 16_384, 50_000)

@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from headstart.attention.device_plan import DevicePlan
 from headstart.attention.triton_attention import Partials, PlannedAttention, UngroupedDecode, decode_tile, fitting_rows
-from headstart.model.hook import ATTENTION_NAME, STEP_KEYWORD, register_attention
+from headstart.model.attention_hook import ATTENTION_NAME, STEP_KEYWORD, register_attention
 
 PLAIN_CHUNK = 2048
 ROOM_FOR_ALL = 130e9  # bytes of a card that holds 37 rows of 54,675 tokens; a smaller one gets shorter rows

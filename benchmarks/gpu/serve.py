@@ -25,7 +25,7 @@ from model_folder import make_folder
 
 from headstart.bench.client import PerfClock
 from headstart.bench.load_generator import Pace
-from headstart.bench.measure import Row, RunEnvironment, RunSpec, measure
+from headstart.bench.measure import ReportRow, RunEnvironment, RunSpec, measure
 from headstart.bench.target import Address, connect, open_http
 from headstart.bench.workload import Length, NoReuse, SharedPrefix, TokenSource, Workload
 
@@ -58,7 +58,7 @@ def load_of(name: str, args: argparse.Namespace) -> Load:
     return Load(kind, count, args.scale, args.requests or wanted)
 
 
-async def play(url: str, load: Load, model: str, seed: int) -> Row:
+async def play(url: str, load: Load, model: str, seed: int) -> ReportRow:
     async with open_http(Address(url, "headstart", "auto", "", "", 1.0)) as http:
         clock = PerfClock()
         target = await connect(Address(url, "headstart", "auto", "", "", 1.0), http, clock)
@@ -75,7 +75,7 @@ def middle_rate(requests: Any) -> float:
     return (last - first) / max(1e-9, ends[last] - ends[first])
 
 
-def line(model: str, name: str, row: Row) -> str:
+def line(model: str, name: str, row: ReportRow) -> str:
     value = lambda key: f"{row[key]:.2f}"  # noqa: E731
     return (
         f"{model:12} {name:11} {row['request_throughput']:.2f} / {row['middle_request_throughput']:.2f} req/s  "

@@ -19,8 +19,8 @@ from headstart.attention.device_plan import DevicePlan
 from headstart.attention.packed import PackedHeads
 from headstart.attention.triton_attention import Partials, PlannedAttention, decode_tile
 from headstart.attention.triton_write import norm_rope_write
+from headstart.model.attention_hook import ATTENTION_NAME, STEP_KEYWORD, register_attention
 from headstart.model.gpu_fusion import fuse_for_gpu
-from headstart.model.hook import ATTENTION_NAME, STEP_KEYWORD, register_attention
 
 MODELS = {
     "1.7B": (28, 16, {"hidden_size": 2048, "intermediate_size": 6144, "tie_word_embeddings": True}),

@@ -13,7 +13,7 @@ from headstart.bench.options import Options
 from headstart.config.errors import ConfigError
 from headstart.config.settings import GatewaySettings, WorkerSettings, refuse_conflicts
 from headstart.core.errors import WorkerError
-from headstart.launch.topology import Wanted, WorkerCount, detect_machine, resolve_topology
+from headstart.launch.topology import WantedWorkers, WorkerCount, detect_machine, resolve_topology
 from headstart.plan.options import PlanOptions, SimulateOptions
 from headstart.worker.exits import Exit
 from headstart.worker.spec import LogSpec, Role, WorkerSpec
@@ -42,7 +42,7 @@ class LogSettings:
 
 
 @dataclass(frozen=True)
-class Serve:
+class ServeCommand:
     """Serve a model on this machine: gateway, prefill and decode workers, one process each."""
 
     model: tyro.conf.Positional[str] = DEMO
@@ -63,7 +63,7 @@ class Serve:
         from headstart.config.secret_files import with_keys_of_files
         from headstart.launch.serve import ServePlan, serve
 
-        wanted = Wanted(self.prefill, self.decode, self.worker.model.device, self.gpus, self.share_gpu)
+        wanted = WantedWorkers(self.prefill, self.decode, self.worker.model.device, self.gpus, self.share_gpu)
         topology = resolve_topology(wanted, detect_machine(os.environ))
         refuse_conflicts(self.worker)
         gateway = with_keys_of_files(self.gateway)
@@ -71,7 +71,7 @@ class Serve:
 
 
 @dataclass(frozen=True)
-class Gateway:
+class GatewayCommand:
     """Run a gateway alone. Workers join it at --control-host and --control-port."""
 
     model: tyro.conf.Positional[str] = DEMO
@@ -108,7 +108,7 @@ class JoinSettings:
 
 
 @dataclass(frozen=True)
-class Prefill:
+class PrefillCommand:
     """Run one prefill worker that joins a gateway."""
 
     at: JoinSettings
@@ -122,7 +122,7 @@ class Prefill:
 
 
 @dataclass(frozen=True)
-class Decode:
+class DecodeCommand:
     """Run one decode worker that joins a gateway."""
 
     at: JoinSettings
@@ -136,7 +136,7 @@ class Decode:
 
 
 @dataclass(frozen=True)
-class Doctor:
+class DoctorCommand:
     """Print versions, cores, devices and backends, and what would be chosen for a model."""
 
     model: tyro.conf.Positional[str] = DEMO
@@ -150,7 +150,7 @@ class Doctor:
 
 
 @dataclass(frozen=True)
-class Bench(Options):
+class BenchCommand(Options):
     """Measure a server, or two against each other, with workloads that share prefixes, continue or replay a trace."""
 
     def run(self) -> int:
@@ -160,30 +160,30 @@ class Bench(Options):
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayCommand:
     """Repeat what processes decided while they ran with --record, and compare it decision by decision."""
 
     folder: tyro.conf.Positional[str]
     """The folder that --record named."""
 
     def run(self) -> int:
-        from headstart.sim.replay_report import replay_folder
+        from headstart.sim.decision_report import replay_folder
 
         return replay_folder(Path(self.folder))
 
 
 @dataclass(frozen=True)
-class Simulate(SimulateOptions):
+class SimulateCommand(SimulateOptions):
     """Play the same workloads on a cluster in virtual time, with step times from a data sheet or a calibration."""
 
     def run(self) -> int:
-        from headstart.plan.simulate import run
+        from headstart.plan.simulate_command import run
 
         return run(self)
 
 
 @dataclass(frozen=True)
-class Plan(PlanOptions):
+class PlanCommand(PlanOptions):
     """Say how many prefill and decode workers some cards should become for a workload, and what binds them."""
 
     def run(self) -> int:
@@ -193,7 +193,7 @@ class Plan(PlanOptions):
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyCommand:
     """Print a new key pair for a cluster that spans machines. Keep it in a file that only its members can read."""
 
     def run(self) -> int:
@@ -204,21 +204,21 @@ class Key:
 
 
 COMMANDS: dict[str, type[Command]] = {
-    "serve": Serve,
-    "gateway": Gateway,
-    "prefill": Prefill,
-    "decode": Decode,
-    "doctor": Doctor,
-    "bench": Bench,
-    "simulate": Simulate,
-    "plan": Plan,
-    "replay": Replay,
-    "key": Key,
+    "serve": ServeCommand,
+    "gateway": GatewayCommand,
+    "prefill": PrefillCommand,
+    "decode": DecodeCommand,
+    "doctor": DoctorCommand,
+    "bench": BenchCommand,
+    "simulate": SimulateCommand,
+    "plan": PlanCommand,
+    "replay": ReplayCommand,
+    "key": KeyCommand,
 }
 """Name on the command line -> dataclass whose fields are its flags."""
 
 
-def run_worker(role: Role, command: Prefill | Decode) -> int:
+def run_worker(role: Role, command: PrefillCommand | DecodeCommand) -> int:
     """Become the worker; the process ends with it."""
     from headstart.wire.security import is_loopback
     from headstart.worker.process import run_worker_process

@@ -8,8 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from headstart.attention.packed import PackedHeads
 from headstart.attention.triton_attention import HeadShape, LayerKV
 from headstart.attention.triton_write import norm_rope_write
+from headstart.model.attention_hook import ATTENTION_NAME, register_attention
 from headstart.model.gpu_fusion import unpack
-from headstart.model.hook import ATTENTION_NAME, register_attention
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -8,9 +8,9 @@ import torch
 
 from headstart.attention.triton_attention import HeadShape
 from headstart.core.errors import WorkerError
+from headstart.model.attention_hook import STEP_KEYWORD
 from headstart.model.gpu_fusion import fuse_for_gpu, is_known_form
 from headstart.model.gpu_ops import add_rms_norm, rms_norm, silu_mul
-from headstart.model.hook import STEP_KEYWORD
 from tests.gpu.fusion_cases import FAMILIES, DenseStep, assert_written, small_model
 
 TOKENS = torch.randint(128, (1, 7), generator=torch.Generator().manual_seed(0))

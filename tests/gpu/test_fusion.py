@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("triton")
 
 from headstart.attention.triton_attention import HeadShape
+from headstart.model.attention_hook import STEP_KEYWORD
 from headstart.model.gpu_fusion import fuse_for_gpu
-from headstart.model.hook import STEP_KEYWORD
 from tests.gpu.fusion_cases import FAMILIES, DenseStep, assert_written, small_model
 
 WIDE = {"hidden_size": 256, "intermediate_size": 700, "num_attention_heads": 8, "head_dim": 64}

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as library_logging
 
 from headstart.executor.build import ExecutorConfig
+from headstart.model.errors import ModelRefused
 from headstart.model.refusals import refuse_unservable
-from headstart.model.refused import ModelRefused
 from headstart.model.source import WeightSource
 from tests.models.tiny import VOCAB, class_name, model_types, tiny_config, write_config, write_weights
 from tests.support.executors import NOISE, Sequence_, World

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from headstart.model.errors import ModelRefused
 from headstart.model.refusals import refuse_unservable
-from headstart.model.refused import ModelRefused
 from tests.models.sweep import DOC, Verdict, document, judge, quiet_library
 from tests.models.tiny import model_types, tiny_config, write_config
 

@@ -41,7 +41,7 @@ TORCH_FREE_FILES = (
     "model/kinds.py",
     "model/library.py",
     "model/refusals.py",
-    "model/refused.py",
+    "model/refusal_error.py",
     "model/source.py",
     "model/weights.py",
     "worker/limits.py",

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headstart.attention.copies import Copy, CopyCache
+from headstart.attention.contiguous_kv_cache import ContiguousKV, ContiguousKVCache
+from headstart.attention.row import AttentionRow
 from headstart.attention.segments import PrefixOrder, find_segments
-from headstart.core.arrays import Int32Array
 from headstart.core.layout import pages_for
 
 MIN_SHARE = 256
@@ -34,23 +34,13 @@ _SETTLED_MIN = 512
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionRow:
-    """Positions [start, start + num_new) of one sequence and its page table."""
-
-    pages: Int32Array
-    start: int
-    num_new: int
-    tokens: Int32Array | None = None  # [>= start] what positions [0, start) hold, where known: permits copies
-
-
-@dataclass(frozen=True, slots=True)
 class _Segment:
     """A range of whole pages, read by the query tokens `tokens`."""
 
     blocks: torch.Tensor  # [2 * kv_heads * pages] rows of the layer's block view, key blocks first
     kv_len: int
     tokens: torch.Tensor | None  # [n] indices of query tokens; None: all, in order
-    copy: Copy | None = None
+    copy: ContiguousKV | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +73,7 @@ class CpuAttention:
         self._geometry = _Geometry(num_layers, kv_heads, page_size)
         self._min_share = MIN_SHARE if grouped else _NO_SHARING
         self._prefixes = PrefixOrder()
-        self._copies = CopyCache(token_bytes, copy_bytes)
+        self._copies = ContiguousKVCache(token_bytes, copy_bytes)
 
     def begin(self, rows: Sequence[AttentionRow]) -> "CpuStep":
         """Plan one step of at least one row. Query tokens are the rows' new tokens, in row order."""
@@ -166,7 +156,7 @@ class CpuStep:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """See `headstart.model.hook.StepAttention`."""
+        """See `headstart.model.attention_hook.StepAttention`."""
         self._write(layer, key, value)
         num_tokens, num_heads, head_dim = query.shape
         if len(self._tails) == 1 and self._tails[0].tokens is None:

@@ -7,7 +7,7 @@ from headstart.bench.errors import BenchError
 from headstart.bench.records import NO_REPORTED_USAGE, ReportedUsage
 
 Json = dict[str, Any]
-Prompt = list[int] | str
+PromptInput = list[int] | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ApiBackend(Protocol):
     @property
     def returns_ids(self) -> bool: ...
 
-    def body(self, prompt: Prompt, output_len: int) -> Json: ...
+    def body(self, prompt: PromptInput, output_len: int) -> Json: ...
 
     def reader(self) -> Reader: ...
 
@@ -49,7 +49,7 @@ class OpenAICompletions:
     temperature: float = 0.0
     path: str = "/v1/completions"
 
-    def body(self, prompt: Prompt, output_len: int) -> Json:
+    def body(self, prompt: PromptInput, output_len: int) -> Json:
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -99,7 +99,7 @@ class SGLangGenerate:
     path: str = "/generate"
     returns_ids: bool = True
 
-    def body(self, prompt: Prompt, output_len: int) -> Json:
+    def body(self, prompt: PromptInput, output_len: int) -> Json:
         sampling = {"temperature": self.temperature, "max_new_tokens": output_len, "ignore_eos": True}
         name = "text" if isinstance(prompt, str) else "input_ids"
         return {name: prompt, "sampling_params": sampling, "stream": True}

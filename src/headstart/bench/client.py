@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from headstart.bench.api_backends import ApiBackend, Delta, Prompt
+from headstart.bench.api_backends import ApiBackend, Delta, PromptInput
 from headstart.bench.errors import BenchError
 from headstart.bench.records import Answer, Arrival, ReportedUsage
 from headstart.bench.sse import DONE, EventParser
@@ -90,7 +90,7 @@ class Client:
     def returns_ids(self) -> bool:
         return self._backend.returns_ids
 
-    async def generate(self, prompt: Prompt, output_len: int) -> Answer:
+    async def generate(self, prompt: PromptInput, output_len: int) -> Answer:
         """Never raises for what the server does: an answer that failed says so in `error`."""
         body = self._backend.body(prompt, output_len)
         reader = AnswerReader(self._backend, self._clock.now())

@@ -14,7 +14,7 @@ from headstart.bench.compare import compare, render
 from headstart.bench.errors import BenchError
 from headstart.bench.lazy_matplotlib import check_drawable
 from headstart.bench.machine import machine_facts
-from headstart.bench.measure import Row, RunEnvironment, RunSpec, measure
+from headstart.bench.measure import ReportRow, RunEnvironment, RunSpec, measure
 from headstart.bench.options import Options, ReportOptions
 from headstart.bench.plots import draw
 from headstart.bench.records import RequestRecord
@@ -39,7 +39,7 @@ def run(options: Options) -> int:
     return 0
 
 
-async def measure_all(options: Options, console: Console) -> list[Row]:
+async def measure_all(options: Options, console: Console) -> list[ReportRow]:
     """Every combination of prefix share, concurrency and seed, on each server in turns. Raises BenchError."""
     clock = PerfClock()
     async with AsyncExitStack() as stack:
@@ -58,7 +58,7 @@ async def measure_all(options: Options, console: Console) -> list[Row]:
     return sorted(rows, key=lambda row: [target.label for target in targets].index(row["label"]))
 
 
-async def _measure_one(options: Options, run_spec: RunSpec, target: ServerTarget, progress: Progress) -> Row:
+async def _measure_one(options: Options, run_spec: RunSpec, target: ServerTarget, progress: Progress) -> ReportRow:
     name = f"{target.label}: {run_spec.workload.name}, concurrency {run_spec.pace.max_concurrency or 'unlimited'}, seed {run_spec.seed}"
     num = num_requests(run_spec.workload)
     task = progress.add_task(name, total=num + 1)
@@ -99,7 +99,7 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def _report(options: Options, rows: list[Row]) -> None:
+def _report(options: Options, rows: list[ReportRow]) -> None:
     for row in rows:
         print_row(row)
     machine = machine_facts()
@@ -112,13 +112,13 @@ def _report(options: Options, rows: list[Row]) -> None:
         print(render(*compare(a, b)))
 
 
-def print_row(row: Row) -> None:
+def print_row(row: ReportRow) -> None:
     share = "" if row["prefix_share"] is None else f", prefix share {row['prefix_share']}"
     print(f"\n{row['label']}: {row['dataset_name']}, seed {row['seed']}{share}")
     print(table(row))
 
 
-def keep(rows: list[Row], output: ReportOptions, machine: dict[str, Any]) -> None:
+def keep(rows: list[ReportRow], output: ReportOptions, machine: dict[str, Any]) -> None:
     """Write the report and its pictures, where they were asked for."""
     if output.output_file:
         save(Path(output.output_file), machine, rows, append=output.append)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from headstart.bench.measure import Row
+from headstart.bench.measure import ReportRow
 from headstart.bench.report import FACTS
 
 NUM_SEEDS = 3
@@ -91,13 +91,13 @@ def _show(value: Value) -> str:
     return f"{value.mean:.2f} ± {value.swing:.2f}"
 
 
-def _load_key(run: Row) -> str:
+def _load_key(run: ReportRow) -> str:
     """Everything that makes two runs the same work, as text. Labels and seeds do not."""
     load = {key: run.get(key) for key in ("max_concurrency", "request_rate", "open_loop", "prefix_share")}
     return json.dumps([run["dataset_name"], run["options"], load], sort_keys=True)
 
 
-def _work_key(run: Row) -> str:
+def _work_key(run: ReportRow) -> str:
     return json.dumps([run["dataset_name"], run["options"], {"prefix_share": run.get("prefix_share")}], sort_keys=True)
 
 
@@ -117,22 +117,22 @@ def _one(key: str) -> tuple[str, str]:
     return name, ", ".join(parts)
 
 
-def _grouped(runs: Iterable[Row], key: Any) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
+def _grouped(runs: Iterable[ReportRow], key: Any) -> dict[str, list[ReportRow]]:
+    groups: dict[str, list[ReportRow]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return groups
 
 
-def _best(runs: list[Row]) -> list[Row]:
+def _best(runs: list[ReportRow]) -> list[ReportRow]:
     """The runs of the label (and concurrency) with the highest mean output throughput."""
-    groups: dict[tuple[Any, Any], list[Row]] = {}
+    groups: dict[tuple[Any, Any], list[ReportRow]] = {}
     for run in runs:
         groups.setdefault((run["label"], run.get("max_concurrency")), []).append(run)
     return max(groups.values(), key=lambda group: fmean(run["output_throughput"] for run in group))
 
 
-def _at_best(a: list[Row], b: list[Row]) -> Iterable[Comparison]:
+def _at_best(a: list[ReportRow], b: list[ReportRow]) -> Iterable[Comparison]:
     """Where a side has several deployments or concurrencies of one workload: best against best."""
     mine, theirs = _grouped(a, _work_key), _grouped(b, _work_key)
     for key in mine:
@@ -146,7 +146,7 @@ def _at_best(a: list[Row], b: list[Row]) -> Iterable[Comparison]:
             yield _comparison(f"{title(*_one(key))}: {sides}", best_a, best_b)
 
 
-def _comparison(name: str, a: list[Row], b: list[Row]) -> Comparison:
+def _comparison(name: str, a: list[ReportRow], b: list[ReportRow]) -> Comparison:
     lines = []
     for metric, label in METRICS:
         value_a, value_b = _value(a, metric), _value(b, metric)
@@ -155,13 +155,13 @@ def _comparison(name: str, a: list[Row], b: list[Row]) -> Comparison:
     return Comparison(name, tuple(lines))
 
 
-def _value(runs: list[Row], metric: str) -> Value | None:
+def _value(runs: list[ReportRow], metric: str) -> Value | None:
     values = [_metric(run, metric) for run in runs]
     known = [value for value in values if value is not None]
     return Value(fmean(known), (max(known) - min(known)) / 2) if known else None
 
 
-def _metric(run: Row, metric: str) -> float | None:
+def _metric(run: ReportRow, metric: str) -> float | None:
     if metric == "bytes_moved_mb":
         moved = run["reuse"]["bytes_moved"]
         return None if moved is None else moved / 1e6
@@ -169,7 +169,7 @@ def _metric(run: Row, metric: str) -> float | None:
     return value
 
 
-def _seed_warnings(name: str, a: list[Row], b: list[Row]) -> Iterable[str]:
+def _seed_warnings(name: str, a: list[ReportRow], b: list[ReportRow]) -> Iterable[str]:
     seeds_a, seeds_b = {run["seed"] for run in a}, {run["seed"] for run in b}
     if seeds_a != seeds_b:
         yield f"{name}: seeds differ, {sorted(seeds_a)} and {sorted(seeds_b)}"

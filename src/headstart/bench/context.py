@@ -2,14 +2,14 @@
 
 from typing import Protocol
 
-from headstart.bench.api_backends import Prompt
+from headstart.bench.api_backends import PromptInput
 from headstart.bench.records import Answer
 from headstart.bench.text import word
 from headstart.bench.workload import TokenSource, Turn
 
 
 class SessionContext(Protocol):
-    def prompt(self, turn: Turn) -> Prompt:
+    def prompt(self, turn: Turn) -> PromptInput:
         """What the context keeps, with the turn's fresh tokens behind it. That becomes the context."""
         ...
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
-from headstart.bench.api_backends import Prompt
+from headstart.bench.api_backends import PromptInput
 from headstart.bench.context import SessionContext, TextContext, TokenContext
 from headstart.bench.errors import BenchError
 from headstart.bench.records import Answer, RequestRecord, SentRequest
@@ -23,7 +23,7 @@ class LoadClient(Protocol):
     @property
     def returns_ids(self) -> bool: ...
 
-    async def generate(self, prompt: Prompt, output_len: int) -> Answer: ...
+    async def generate(self, prompt: PromptInput, output_len: int) -> Answer: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from headstart.bench.sanity_checks import impossible
 from headstart.bench.workload import Session, TokenSource, TokenSpan, Turn, Workload, stream_id
 from headstart.core.clock import Clock
 
-Row = dict[str, Any]
+ReportRow = dict[str, Any]
 SHOWN_PROBLEMS = 5
 
 
@@ -65,7 +65,7 @@ class RunEnvironment:
     keeps_requests: bool = False  # in the row, one by one
 
 
-async def measure(run_spec: RunSpec, target: BenchTarget, run_env: RunEnvironment) -> Row:
+async def measure(run_spec: RunSpec, target: BenchTarget, run_env: RunEnvironment) -> ReportRow:
     """The run's row. Raises BenchError if a request fails or a value is impossible."""
     rng = Random(f"pace {run_spec.seed}")
     load_env = LoadEnvironment(
@@ -101,7 +101,7 @@ def _first_request(seed: int) -> Session:
     return Session("first", (Turn((TokenSpan(stream_id(seed, "first"), 0, 32),), 4),))
 
 
-def _heading(run_spec: RunSpec, target: BenchTarget) -> Row:
+def _heading(run_spec: RunSpec, target: BenchTarget) -> ReportRow:
     pace = run_spec.pace
     return {
         "label": target.label,
@@ -118,7 +118,7 @@ def _heading(run_spec: RunSpec, target: BenchTarget) -> Row:
     }
 
 
-def _cold(phase: LoadResult) -> Row:
+def _cold(phase: LoadResult) -> ReportRow:
     """The excluded warm-up: its first turns met an empty cache."""
     ttfts = [record.ttft_s for record in phase.records if record.request.turn == 0]
     times = {
@@ -127,6 +127,6 @@ def _cold(phase: LoadResult) -> Row:
     return {"num_requests": len(phase.records), "num_first_turns": len(ttfts), **times}
 
 
-def _curves(phase: LoadResult) -> Row:
+def _curves(phase: LoadResult) -> ReportRow:
     values = samples(phase.records)
     return {"curves": {"ttft_ms": curve(values["ttft"]), "itl_ms": curve(values["itl"])}}

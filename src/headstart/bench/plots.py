@@ -7,12 +7,12 @@ from typing import Any
 
 from headstart.bench.errors import writing
 from headstart.bench.lazy_matplotlib import check_drawable, open_pyplot
-from headstart.bench.measure import Row
+from headstart.bench.measure import ReportRow
 
 MAX_CURVES = 20
 
 
-def draw(runs: list[Row], folder: Path) -> list[Path]:
+def draw(runs: list[ReportRow], folder: Path) -> list[Path]:
     """Every picture for which the runs have data. Raises BenchError without matplotlib, or where `folder` cannot be
     written."""
     check_drawable("--plots")
@@ -21,7 +21,9 @@ def draw(runs: list[Row], folder: Path) -> list[Path]:
         return [path for name, picture in PICTURES.items() for path in _draw(name, picture, runs, folder)]
 
 
-def _draw(name: str, picture: Callable[[Any, list[Row]], bool], runs: list[Row], folder: Path) -> list[Path]:
+def _draw(
+    name: str, picture: Callable[[Any, list[ReportRow]], bool], runs: list[ReportRow], folder: Path
+) -> list[Path]:
     pyplot = open_pyplot()
     figure, axes = pyplot.subplots(figsize=(8.5, 4.5), layout="constrained")
     axes.set_prop_cycle(color=[pyplot.colormaps["tab20"](index) for index in range(20)])
@@ -36,17 +38,17 @@ def _draw(name: str, picture: Callable[[Any, list[Row]], bool], runs: list[Row],
     return paths
 
 
-def _ttft(axes: Any, runs: list[Row]) -> bool:
+def _ttft(axes: Any, runs: list[ReportRow]) -> bool:
     axes.set_ylabel("share of requests")
     return _distribution(axes, runs, "ttft_ms", "Time to first token")
 
 
-def _itl(axes: Any, runs: list[Row]) -> bool:
+def _itl(axes: Any, runs: list[ReportRow]) -> bool:
     axes.set_ylabel("share of tokens")
     return _distribution(axes, runs, "itl_ms", "Inter-token latency")
 
 
-def _distribution(axes: Any, runs: list[Row], key: str, title: str) -> bool:
+def _distribution(axes: Any, runs: list[ReportRow], key: str, title: str) -> bool:
     """Cumulative, on a logarithmic time axis. Seeds of one configuration share a colour and a legend entry."""
     from matplotlib.ticker import LogLocator
 
@@ -72,7 +74,7 @@ def _distribution(axes: Any, runs: list[Row], key: str, title: str) -> bool:
     return bool(colours)
 
 
-def _throughput(axes: Any, runs: list[Row]) -> bool:
+def _throughput(axes: Any, runs: list[ReportRow]) -> bool:
     series = _series(runs, "max_concurrency", lambda run: run["output_throughput"])
     _lines(axes, series)
     axes.set_title("Throughput against concurrency")
@@ -82,7 +84,7 @@ def _throughput(axes: Any, runs: list[Row]) -> bool:
     return any(len(points) > 1 for points in series.values())
 
 
-def _bytes(axes: Any, runs: list[Row]) -> bool:
+def _bytes(axes: Any, runs: list[ReportRow]) -> bool:
     moved = [run for run in runs if run["reuse"]["bytes_moved"] is not None]
     series = _series(moved, "prefix_share", lambda run: run["reuse"]["bytes_moved"] / 1e6 / max(1, run["completed"]))
     _lines(axes, series)
@@ -93,7 +95,7 @@ def _bytes(axes: Any, runs: list[Row]) -> bool:
     return any(len(points) > 1 for points in series.values())
 
 
-PICTURES: dict[str, Callable[[Any, list[Row]], bool]] = {
+PICTURES: dict[str, Callable[[Any, list[ReportRow]], bool]] = {
     "ttft": _ttft,
     "itl": _itl,
     "throughput": _throughput,
@@ -102,7 +104,9 @@ PICTURES: dict[str, Callable[[Any, list[Row]], bool]] = {
 """File name -> what draws it and says whether there was anything to draw."""
 
 
-def _series(runs: list[Row], key: str, value: Callable[[Row], float]) -> dict[str, list[tuple[float, float]]]:
+def _series(
+    runs: list[ReportRow], key: str, value: Callable[[ReportRow], float]
+) -> dict[str, list[tuple[float, float]]]:
     """Per configuration apart from `key`: points in order of `key`, each the mean over seeds."""
     values: dict[str, dict[float, list[float]]] = {}
     for name, run in zip(_names(runs, without=key), runs, strict=True):
@@ -119,7 +123,7 @@ def _lines(axes: Any, series: dict[str, list[tuple[float, float]]]) -> None:
     axes.set_xticks(sorted({x for points in series.values() for x, _ in points}))
 
 
-def _names(runs: list[Row], without: str = "") -> list[str]:
+def _names(runs: list[ReportRow], without: str = "") -> list[str]:
     """What tells the runs apart: parts that all have in common are left out."""
     parts = [
         (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.bench.errors import BenchError, writing
-from headstart.bench.measure import Row
+from headstart.bench.measure import ReportRow
 
 WIDTH = 50
 SCHEMA = 1
@@ -21,7 +21,7 @@ SECTIONS = (
 STATISTICS = (("mean", "Mean"), ("median", "Median"), ("p90", "P90"), ("p95", "P95"), ("p99", "P99"))
 
 
-def table(row: Row) -> str:
+def table(row: ReportRow) -> str:
     lines = [" Serving Benchmark Result ".center(WIDTH, "=")]
     lines += [_line(name, value) for name, value in _totals(row)]
     for title, key, short in SECTIONS:
@@ -37,7 +37,7 @@ def table(row: Row) -> str:
     return "\n".join([*lines, "=" * WIDTH])
 
 
-def _totals(row: Row) -> Iterator[tuple[str, Any]]:
+def _totals(row: ReportRow) -> Iterator[tuple[str, Any]]:
     yield "Backend", row["backend"]
     yield "Traffic request rate", row["request_rate"]
     yield "Max request concurrency", row["max_concurrency"] or "not set"
@@ -58,7 +58,7 @@ def _totals(row: Row) -> Iterator[tuple[str, Any]]:
         yield "Mean delay past the due time (ms)", row["mean_late_ms"]
 
 
-def _reuse(row: Row) -> Iterator[tuple[str, Any]]:
+def _reuse(row: ReportRow) -> Iterator[tuple[str, Any]]:
     reuse = row["reuse"]
     yield "Total prompt tokens", reuse["prompt_tokens"]
     yield "Total cached tokens", reuse["cached_tokens"]
@@ -93,7 +93,7 @@ def load(path: Path) -> dict[str, Any]:
     return report
 
 
-def save(path: Path, machine: dict[str, Any], runs: list[Row], *, append: bool = False) -> None:
+def save(path: Path, machine: dict[str, Any], runs: list[ReportRow], *, append: bool = False) -> None:
     """Raises BenchError when appending to runs of another machine, and where the file cannot be written."""
     if append and path.exists():
         report = load(path)

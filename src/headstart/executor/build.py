@@ -15,6 +15,7 @@ from headstart.core.kv_layout import KVLayout
 from headstart.executor.allocator import keep_freed_memory
 from headstart.executor.pool import KVPool
 from headstart.executor.runner import AttentionBackend, StepRunner, TorchExecutor
+from headstart.model.fp16_linear import float16_weights_are_built, pack_linears, round_linears
 from headstart.model.fuse import fuse
 from headstart.model.info import (
     ModelInfo,
@@ -24,7 +25,6 @@ from headstart.model.info import (
     read_model_info,
     rope_settings,
 )
-from headstart.model.linear import float16_weights_are_built, pack_linears, round_linears
 from headstart.model.load import load_model
 from headstart.model.self_test import ScratchPool, SelfTest, check_model, library_logits, num_test_pages
 from headstart.model.source import WeightSource

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from headstart.attention.torch_cpu import AttentionRow
+from headstart.attention.row import AttentionRow
 from headstart.core.batch import Batch, Row
 from headstart.executor.sampler import SampleTask
 

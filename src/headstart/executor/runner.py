@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from headstart.attention.torch_cpu import AttentionRow
+from headstart.attention.row import AttentionRow
 from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, BatchOutput, Row, Sampled
 from headstart.core.errors import InvariantError, WorkerError
@@ -29,7 +29,7 @@ from headstart.executor.drafts import accepted
 from headstart.executor.packing import pack
 from headstart.executor.pool import KVPool
 from headstart.executor.sampler import sample
-from headstart.model.hook import STEP_KEYWORD, StepAttention
+from headstart.model.attention_hook import STEP_KEYWORD, StepAttention
 
 
 class AttentionBackend(Protocol):

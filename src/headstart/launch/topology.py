@@ -41,7 +41,7 @@ class Topology:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedWorkers:
     """What the user asked for."""
 
     prefill: WorkerCount = "auto"
@@ -56,7 +56,7 @@ def detect_machine(environment: Mapping[str, str], device_folder: Path = Path("/
     return Machine(_visible_gpus(environment, device_folder), _torch_has_cuda())
 
 
-def resolve_topology(wanted: Wanted, machine: Machine) -> Topology:
+def resolve_topology(wanted: WantedWorkers, machine: Machine) -> Topology:
     """Turn "auto" into counts and give each worker its card in turn. Raises ConfigError.
 
     One card: one worker that prefills and decodes. Several: one prefill worker, and the other cards decode. A CPU: one
@@ -81,7 +81,7 @@ def resolve_topology(wanted: Wanted, machine: Machine) -> Topology:
     return Topology("cuda", num_prefill, num_decode, placed[:num_decode], placed[num_decode:])
 
 
-def _device(wanted: Wanted, machine: Machine) -> Literal["cpu", "cuda"]:
+def _device(wanted: WantedWorkers, machine: Machine) -> Literal["cpu", "cuda"]:
     if wanted.device == "cuda":
         require(
             bool(machine.gpus), "--device cuda: this machine shows no NVIDIA GPU (CUDA_VISIBLE_DEVICES, /dev/nvidia*)"

@@ -18,8 +18,8 @@ from transformers.models.mistral.modeling_mistral import MistralAttention
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from headstart.model.attention_hook import STEP_KEYWORD, StepAttention
 from headstart.model.forms import has_only, runs_code_of
-from headstart.model.hook import STEP_KEYWORD, StepAttention
 
 _TOLERANCE = 1e-4
 _PROBE_TOKENS = 3

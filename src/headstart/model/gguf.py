@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from headstart.model.refused import ModelRefused, shortened
+from headstart.model.errors import ModelRefused, shortened
 
 _SPECIAL = (3, 4)  # token types CONTROL and USER_DEFINED
 _TOP_NAMES = {

@@ -16,8 +16,8 @@ from torch import nn
 
 from headstart.attention.packed import PackedAttention, PackedHeads
 from headstart.core.errors import WorkerError
+from headstart.model.attention_hook import STEP_KEYWORD
 from headstart.model.gpu_ops import add_rms_norm, rms_norm, silu_mul
-from headstart.model.hook import STEP_KEYWORD
 
 _PREFIXES = {
     "llama": "Llama",
@@ -40,7 +40,7 @@ class Residual(NamedTuple):
     update: torch.Tensor
 
 
-class FusedNorm(nn.Module):
+class GpuFusedNorm(nn.Module):
     """RMS norm of a plain tensor, or of a residual stream with what is to be added to it."""
 
     def __init__(self, norm: Any) -> None:
@@ -59,7 +59,7 @@ class FusedNorm(nn.Module):
         return x, rms_norm(x, self.weight, self.variance_epsilon)
 
 
-class FusedMLP(nn.Module):
+class GpuFusedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)) with gate and up in one product."""
 
     def __init__(self, mlp: Any) -> None:
@@ -71,7 +71,7 @@ class FusedMLP(nn.Module):
         return self.down_proj(silu_mul(self.gate_up_proj(x)))
 
 
-class FusedAttention(nn.Module):
+class GpuFusedAttention(nn.Module):
     """q, k and v in one product; norms, rotation and the KV write are left to the step."""
 
     def __init__(self, attention: Any) -> None:
@@ -103,10 +103,12 @@ class FusedLayer(nn.Module):
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.input_layernorm = FusedNorm(layer.input_layernorm)
-        self.self_attn = FusedAttention(layer.self_attn)
-        self.post_attention_layernorm = FusedNorm(layer.post_attention_layernorm)
-        self.mlp = FusedMLP(layer.mlp) if hasattr(layer.mlp, "gate_proj") else layer.mlp  # experts stay the library's
+        self.input_layernorm = GpuFusedNorm(layer.input_layernorm)
+        self.self_attn = GpuFusedAttention(layer.self_attn)
+        self.post_attention_layernorm = GpuFusedNorm(layer.post_attention_layernorm)
+        self.mlp = (
+            GpuFusedMLP(layer.mlp) if hasattr(layer.mlp, "gate_proj") else layer.mlp
+        )  # experts stay the library's
         if hasattr(layer, "attention_type"):  # read by some versions of the library's loop over layers
             self.attention_type = layer.attention_type
 
@@ -138,7 +140,7 @@ def fuse_for_gpu(model: nn.Module) -> int:
         fused = FusedLayer(layer).eval().requires_grad_(False)
         _check_agreement(layer, fused)
         base.layers[i] = fused  # the separate projections are freed before the next layer's are merged
-    base.norm = FusedNorm(base.norm).eval().requires_grad_(False)
+    base.norm = GpuFusedNorm(base.norm).eval().requires_grad_(False)
     return len(base.layers)
 
 
@@ -275,7 +277,7 @@ def _check_agreement(layer: Any, fused: FusedLayer) -> None:
             fused.post_attention_layernorm(Residual(x, update)),
         ),
     }
-    if isinstance(fused.mlp, FusedMLP):
+    if isinstance(fused.mlp, GpuFusedMLP):
         pairs["mlp"] = (layer.mlp(x), fused.mlp(x))
     bound = max(4 * torch.finfo(weight.dtype).eps, 1e-4)
     for name, (a, b) in pairs.items():

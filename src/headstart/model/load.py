@@ -9,11 +9,11 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as library_logging
 
-from headstart.model.hook import ATTENTION_NAME, pass_step_on, register_attention
+from headstart.model.attention_hook import ATTENTION_NAME, pass_step_on, register_attention
+from headstart.model.errors import ModelRefused, shortened
 from headstart.model.info import parse_overrides, read_model_config
 from headstart.model.positions import fix_position_scaling
 from headstart.model.refusals import refuse_config, refuse_unservable
-from headstart.model.refused import ModelRefused, shortened
 from headstart.model.source import WeightSource
 
 _IGNORED_BUFFERS = ("rotary_emb.inv_freq",)

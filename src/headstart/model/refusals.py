@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from headstart.core.errors import WorkerError
+from headstart.model.errors import ModelRefused
 from headstart.model.info import geometry, parse_overrides, read_model_config, rope_sections
 from headstart.model.kinds import BIDIRECTIONAL, NOT_BUILT
 from headstart.model.library import causal_model_types
-from headstart.model.refused import ModelRefused
 from headstart.model.weights import check_weight_files
 
 FULL_ATTENTION = "full_attention"

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from headstart.attention.torch_cpu import AttentionRow
+from headstart.attention.row import AttentionRow
 from headstart.core.arrays import int32_array
 from headstart.core.layout import pages_for
-from headstart.model.hook import ATTENTION_NAME, STEP_KEYWORD, StepAttention
-from headstart.model.refused import ModelRefused
+from headstart.model.attention_hook import ATTENTION_NAME, STEP_KEYWORD, StepAttention
+from headstart.model.errors import ModelRefused
 
 Begin = Callable[[Sequence[AttentionRow]], StepAttention]
 """Plans one step's attention over the pool, as an attention backend's `begin`."""

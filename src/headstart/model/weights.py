@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headstart.model.refused import ModelRefused
+from headstart.model.errors import ModelRefused
 from headstart.model.source import weight_files
 
 _LFS = b"version https://git-lfs"

@@ -23,7 +23,7 @@ class Device(Protocol):
 
 
 @dataclass(slots=True)
-class Running:
+class SharedStep:
     """One worker's step: how much it had left, alone, at `since`, and when it ends if nothing else begins."""
 
     slowed: float
@@ -31,7 +31,7 @@ class Running:
     since: float = 0.0
     ends_at: float = float("-inf")
 
-    def settle(self, now: float, other_until: float) -> None:
+    def advance(self, now: float, other_until: float) -> None:
         """Note the progress made until `now`, where the other worker has computed until `other_until` or longer."""
         shared_s = max(0.0, min(other_until, now) - self.since)
         alone_s = now - self.since - shared_s
@@ -44,8 +44,8 @@ class SharedMachine:
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
-        self._decode = Running(costs.contention.decode_slowed)
-        self._prefill = Running(costs.contention.prefill_slowed)
+        self._decode = SharedStep(costs.contention.decode_slowed)
+        self._prefill = SharedStep(costs.contention.prefill_slowed)
         self._clock: Clock | None = None
         self._devices: dict[str, Device] = {}
 
@@ -69,13 +69,13 @@ class SharedMachine:
     def prefill_time(self, shape: StepShape) -> float:
         return self._begin(self._prefill, self._costs.prefill_time(shape), self._decode, "decode")
 
-    def _begin(self, mine: Running, alone_s: float, other: Running, name: str) -> float:
+    def _begin(self, mine: SharedStep, alone_s: float, other: SharedStep, name: str) -> float:
         """Seconds of a step that begins now, as far as can be seen."""
         assert self._clock is not None, "not attached to a cluster"
         now, device = self._clock.now(), self._devices[name]
         is_shared = device.finish_at is not None and other.ends_at > now + ROUNDING_S
         if is_shared:
-            other.settle(now, mine.ends_at)
+            other.advance(now, mine.ends_at)
         mine.left_s, mine.since = alone_s, now
         mine.ends_at = now + alone_s
         if is_shared:
@@ -84,7 +84,7 @@ class SharedMachine:
         return mine.ends_at - now
 
 
-def _spread(a: Running, b: Running, now: float) -> None:
+def _spread(a: SharedStep, b: SharedStep, now: float) -> None:
     """Both go on together until the first ends; then the other has the machine for itself."""
     first, last = sorted((a, b), key=lambda step: step.left_s * (1 + step.slowed))
     together_s = first.left_s * (1 + first.slowed)

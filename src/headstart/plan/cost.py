@@ -100,7 +100,7 @@ class CostModel:
         return next(self.decode_times(shape))
 
     def decode_times(self, shape: StepShape) -> Iterator[float]:
-        """The same of that step and of those after it. See `sim.cost.StepTimes`."""
+        """The same of that step and of those after it. See `sim.cost.UpcomingStepTimes`."""
         return step_times(self.decode, shape, shape.unique_tokens if self.prefix_shared else shape.context_tokens)
 
     def prefill_time(self, shape: StepShape) -> float:

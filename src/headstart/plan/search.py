@@ -15,12 +15,12 @@ MAX_CAPS = 4
 """Simulations of one split with ever fewer running requests."""
 
 
-Simulate = Callable[[Split, int], SimulatedSplit]
+SimulateSplit = Callable[[Split, int], SimulatedSplit]
 """A split with at most so many requests running on each decode worker."""
 
 
 def choose(
-    estimates: Sequence[Estimate], targets: Targets, max_running: int, simulate: Simulate
+    estimates: Sequence[Estimate], targets: Targets, max_running: int, simulate: SimulateSplit
 ) -> list[SimulatedSplit]:
     """Simulated splits, the best first: most goodput among those that meet every target, else the least miss."""
     by_prefill = sorted(estimates, key=lambda estimate: estimate.split.num_prefill)
@@ -44,7 +44,7 @@ def first_cap(estimate: Estimate, targets: Targets, max_running: int) -> int:
     return max_running if tightest is None or estimate.bound is not Bound.ITL else min(max_running, estimate.batch)
 
 
-def within_itl(simulate: Simulate, split: Split, max_running: int, targets: Targets) -> SimulatedSplit:
+def within_itl(simulate: SimulateSplit, split: Split, max_running: int, targets: Targets) -> SimulatedSplit:
     """The split with as many running requests as the ITL targets admit, found in a few simulations."""
     trial = simulate(split, max_running)
     for _ in range(MAX_CAPS - 1):

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from headstart.bench.measure import Row, RunSpec
+from headstart.bench.measure import ReportRow, RunSpec
 from headstart.bench.records import RequestRecord
 from headstart.bench.workload import TokenSource
 from headstart.plan.capacity import Split
 from headstart.plan.deployment import Deployment
-from headstart.plan.simulate import simulated_row
+from headstart.plan.simulate_command import simulated_row
 from headstart.plan.slo import Latencies, Targets, is_good
 
 
@@ -57,7 +57,7 @@ class SplitSimulator:
         return replace(self.deployment, spec=sized)
 
 
-def _trial(split: Split, max_running: int, row: Row, goodput: float) -> SimulatedSplit:
+def _trial(split: Split, max_running: int, row: ReportRow, goodput: float) -> SimulatedSplit:
     decode = [worker for worker in row["workers"] if worker["worker"].startswith("decode")]
     return SimulatedSplit(
         split,

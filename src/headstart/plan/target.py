@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from headstart.bench.api_backends import Prompt
+from headstart.bench.api_backends import PromptInput
 from headstart.bench.errors import BenchError
 from headstart.bench.records import Answer, Arrival, ReportedUsage
 from headstart.plan.deployment import Deployment
@@ -25,7 +25,7 @@ class SimClient:
     deployment: Deployment
     returns_ids: bool = True
 
-    async def generate(self, prompt: Prompt, output_len: int) -> Answer:
+    async def generate(self, prompt: PromptInput, output_len: int) -> Answer:
         """The answer, at the time its last token reaches the client. Raises BenchError for a prompt of text."""
         if isinstance(prompt, str):
             raise BenchError("a simulated cluster has no tokenizer; leave --prompt-format at ids")

@@ -35,7 +35,7 @@ class StepShape(NamedTuple):
 
 StepCost = Callable[[StepShape], float]
 """Seconds a step takes, asked when it is launched. Where steps are taken in jumps it is asked ahead, and must be pure."""
-StepTimes = Callable[[StepShape], Iterator[float]]
+UpcomingStepTimes = Callable[[StepShape], Iterator[float]]
 """Seconds of a step, then of each step after it for as long as every row decodes and none comes or goes. Without end."""
 
 
@@ -64,9 +64,9 @@ class LinkCost:
         return self.busy_time(num_bytes) + 2 * self.latency_s
 
 
-def times_of(cost: StepCost) -> StepTimes:
+def times_of(cost: StepCost) -> UpcomingStepTimes:
     """A cost may have a method `times`, a quicker way to the times of steps in a row than to ask for each."""
-    foreseen: StepTimes | None = getattr(cost, "times", None)
+    foreseen: UpcomingStepTimes | None = getattr(cost, "times", None)
     return partial(_asked_for_each, cost) if foreseen is None else foreseen
 
 

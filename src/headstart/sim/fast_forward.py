@@ -36,7 +36,7 @@ from headstart.sim.deferred_output import DeferredOutput
 from headstart.sim.synthetic_executor import SyntheticExecutor
 from headstart.worker.loop import PUBLISH_S, WorkerLoop
 
-Draw = Callable[[Request, int, int], Int32Array]
+DrawTokens = Callable[[Request, int, int], Int32Array]
 """(request, first, count): outputs [first, first + count), of which none is banned. A pure function."""
 
 
@@ -147,7 +147,7 @@ class FastForward:
 class FreeSteps:
     """Of the step in flight and those after it: how many are free, and what they do to the scheduler's queues."""
 
-    def __init__(self, queues: DecodeQueues, draw: Draw) -> None:
+    def __init__(self, queues: DecodeQueues, draw: DrawTokens) -> None:
         self._queues = queues
         self._draw = draw
         self._left = 0  # free steps as far as the rows tell; pages, and all that is not a row, apart

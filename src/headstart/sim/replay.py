@@ -17,7 +17,7 @@ from headstart.gateway.dispatch import DispatcherApi
 from headstart.scheduler.protocol import Drafter, Scheduler, Send
 from headstart.transfer.contract import PageDigests, TransferError, Transport
 from headstart.worker.call_codec import CALLABLE, MethodCodec, codecs_of, encode, summarize
-from headstart.worker.decision_log import Call, DispatcherSpec, Failure, Head
+from headstart.worker.decision_log import DispatcherSpec, Head, RecordedCall, RecordedFailure
 from headstart.worker.recorder import BUILD, CLOCK, DIGESTS, DRAFTER, SEND, TRANSPORT, make_dispatcher
 from headstart.worker.schedulers import DecodeSpec, SchedulerPorts, make_scheduler
 
@@ -57,10 +57,10 @@ class Diverged(BaseException):
         self.done = done
 
 
-def replay(head: Head, calls: Iterable[Call]) -> Verdict:
+def replay(head: Head, calls: Iterable[RecordedCall]) -> Verdict:
     """Up to the end, or to the first difference."""
     script = Script(head)
-    recent: deque[Call] = deque(maxlen=NUM_CALLS_BEFORE + 1)
+    recent: deque[RecordedCall] = deque(maxlen=NUM_CALLS_BEFORE + 1)
     num_calls = 0
     difference = None
     for call in calls:
@@ -84,16 +84,16 @@ class Script:
         self._part: Any = None
         self._methods = codecs_of(DispatcherApi if isinstance(head, DispatcherSpec) else Scheduler)
         self._ports: dict[str, dict[str, MethodCodec]] = {name: codecs_of(kind) for name, kind in PORTS.items()}
-        self._expected: list[deque[Call]] = []  # port calls of the part's calls that are open, innermost last
+        self._expected: list[deque[RecordedCall]] = []  # port calls of the part's calls that are open, innermost last
 
-    def play(self, call: Call) -> None:
+    def play(self, call: RecordedCall) -> None:
         """Raises Diverged."""
         self._expected.append(deque(call.calls))
         result, failure = encode(None), None
         try:
             result = self._run(call)
         except Exception as error:
-            failure = Failure(type(error).__name__, str(error))
+            failure = RecordedFailure(type(error).__name__, str(error))
         self.num_decisions += 1
         if (bytes(result), failure) != (bytes(call.result), call.failure):
             raise Diverged(self._outcome(call), str(failure or self._result(call, result)))
@@ -109,7 +109,7 @@ class Script:
         """A method of a port, as the log says that it went."""
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            done = Call(target, codec.name, encode(tuple(map(summarize, codec.bind(args, kwargs)))))
+            done = RecordedCall(target, codec.name, encode(tuple(map(summarize, codec.bind(args, kwargs)))))
             call = self._next(done)
             for nested in call.calls:
                 self.play(nested)
@@ -119,14 +119,14 @@ class Script:
 
         return method
 
-    def describe(self, call: Call) -> str:
+    def describe(self, call: RecordedCall) -> str:
         """A call for people."""
         if call.method == BUILD:
             return BUILD
         codec = (self._ports[call.target] if call.target else self._methods)[call.method]
         return f"{call.target} {codec.describe(call.arguments)}".strip()
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: RecordedCall) -> Any:
         if call.method == BUILD:
             self._part = self._build()
             return encode(None)
@@ -145,7 +145,7 @@ class Script:
         transport, digests, clock, send = map(self.port, (TRANSPORT, DIGESTS, CLOCK, SEND))
         return make_scheduler(self._head, SchedulerPorts(transport, digests, clock, send, drafter))
 
-    def _next(self, done: Call) -> Call:
+    def _next(self, done: RecordedCall) -> RecordedCall:
         """The call that the log has next, which must be `done`."""
         expected = self._expected[-1]
         if not expected:
@@ -160,10 +160,10 @@ class Script:
             self.num_decisions += 1
         return call
 
-    def _outcome(self, call: Call) -> str:
+    def _outcome(self, call: RecordedCall) -> str:
         return str(call.failure or self._result(call, call.result))
 
-    def _result(self, call: Call, result: Any) -> str:
+    def _result(self, call: RecordedCall, result: Any) -> str:
         if call.method == BUILD:
             return "built"
         return f"returns {self._methods[call.method].result.decode(result)}"

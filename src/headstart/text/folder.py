@@ -8,9 +8,9 @@ import tokenizers
 
 from headstart.core.errors import WorkerError
 from headstart.text.class_parts import replace_parts
+from headstart.text.library_classes import CLASS_TOKENS, tokenizer_class
 from headstart.text.special_tokens import TokenFiles, gather
 from headstart.text.tokenizer import TextTokenizer
-from headstart.text.tokenizer_class import CLASS_TOKENS, tokenizer_class
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"

@@ -43,23 +43,23 @@ class DispatcherSpec(Struct, frozen=True, tag="gateway"):
 Head = DecodeSpec | PrefillSpec | DispatcherSpec
 
 
-class Failure(Struct, frozen=True, array_like=True):
+class RecordedFailure(Struct, frozen=True, array_like=True):
     """An exception that ended a call."""
 
     kind: str
     message: str
 
 
-class Call(Struct, frozen=True, array_like=True):
+class RecordedCall(Struct, frozen=True, array_like=True):
     """A call into the part, or one that the part made on the port `target`, with the calls in the other direction that
     happened during it, in order. `arguments` and `result` are msgpack of what `worker.recorder` keeps of them."""
 
     target: str  # empty: the part itself
     method: str
     arguments: Raw
-    calls: "tuple[Call, ...]" = ()
+    calls: "tuple[RecordedCall, ...]" = ()
     result: Raw = Raw(b"\xc0")
-    failure: Failure | None = None
+    failure: RecordedFailure | None = None
 
 
 class DecisionLog:
@@ -88,7 +88,7 @@ class DecisionLog:
         decisions.flush()
         return decisions
 
-    def write(self, call: Call, now: float) -> None:
+    def write(self, call: RecordedCall, now: float) -> None:
         """Append a call that ended at `now`."""
         if not self.is_open:
             return
@@ -108,7 +108,7 @@ class DecisionLog:
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def _append(self, record: Head | Call) -> None:
+    def _append(self, record: Head | RecordedCall) -> None:
         body = self._encoder.encode(record)
         self._room -= _LENGTH_BYTES + len(body)
         if self._room < 0:
@@ -135,7 +135,7 @@ class DecisionLogError(Exception):
     """A file that is no decision log."""
 
 
-def read_decision_log(path: Path) -> tuple[Head, Iterator[Call]]:
+def read_decision_log(path: Path) -> tuple[Head, Iterator[RecordedCall]]:
     """The head, and the calls as far as they are whole. Raises DecisionLogError, also while the calls are read."""
     try:
         records = _records(path)
@@ -148,8 +148,8 @@ def read_decision_log(path: Path) -> tuple[Head, Iterator[Call]]:
     return head, _calls(path, records)
 
 
-def _calls(path: Path, records: Iterator[bytes]) -> Iterator[Call]:
-    decoder = msgpack.Decoder(Call)
+def _calls(path: Path, records: Iterator[bytes]) -> Iterator[RecordedCall]:
+    decoder = msgpack.Decoder(RecordedCall)
     for number, body in enumerate(records):
         try:
             yield decoder.decode(body)

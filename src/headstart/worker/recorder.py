@@ -16,7 +16,7 @@ from headstart.gateway.policy import POLICIES, MakePolicy
 from headstart.scheduler.protocol import Drafter, Scheduler, Send
 from headstart.transfer.contract import PageDigests, Transport
 from headstart.worker.call_codec import CALLABLE, MethodCodec, codecs_of, encode, summarize
-from headstart.worker.decision_log import Call, DecisionLog, DispatcherSpec, Failure
+from headstart.worker.decision_log import DecisionLog, DispatcherSpec, RecordedCall, RecordedFailure
 from headstart.worker.schedulers import SchedulerPorts, SchedulerSpec, make_scheduler
 
 BUILD = "build"
@@ -33,7 +33,7 @@ class Recorder:
     def __init__(self, log: DecisionLog, clock: Clock) -> None:
         self._log = log
         self._clock = clock
-        self._open: list[list[Call]] = []
+        self._open: list[list[RecordedCall]] = []
         self._num_ports = 0
 
     def build(self, make: Callable[[], T]) -> T:
@@ -62,7 +62,7 @@ class Recorder:
         return self._record(target, codec.name, tuple(kept), lambda: run(*passed))
 
     def _record(self, target: str, method: str, arguments: tuple[Any, ...], run: Callable[[], T]) -> T:
-        encoded, calls = encode(arguments), list[Call]()
+        encoded, calls = encode(arguments), list[RecordedCall]()
         result, failure = encode(None), None
         self._open.append(calls)
         try:
@@ -70,11 +70,11 @@ class Recorder:
             result = encode(summarize(value)) if method != BUILD else result
             return value
         except BaseException as error:
-            failure = Failure(type(error).__name__, str(error))
+            failure = RecordedFailure(type(error).__name__, str(error))
             raise
         finally:
             self._open.pop()
-            call = Call(target, method, encoded, tuple(calls), result, failure)
+            call = RecordedCall(target, method, encoded, tuple(calls), result, failure)
             if self._open:
                 self._open[-1].append(call)
             else:

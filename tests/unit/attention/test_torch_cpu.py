@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.attention.torch_cpu import AttentionRow, CpuAttention
+from headstart.attention.row import AttentionRow
+from headstart.attention.torch_cpu import CpuAttention
 from headstart.core.arrays import EMPTY, int32_array
 from headstart.core.layout import pages_for
 

@@ -19,7 +19,7 @@ from headstart.bench.options import (
     TargetOptions,
 )
 from headstart.bench.target import Address, connect, open_http
-from headstart.cli import Bench, parse
+from headstart.cli import BenchCommand, parse
 from tests.support.bench_targets import VirtualTime, events, token, usage
 
 
@@ -192,9 +192,9 @@ def test_the_command_line_reads_bench_servings_names():
             "3",
         ]
     )
-    assert isinstance(command, Bench)
+    assert isinstance(command, BenchCommand)
     assert (command.workload, command.trace_file, command.trace.open_loop) == ("trace", "f.jsonl", True)
     assert command.load.max_concurrency == (30, 128)
     shared = parse(["bench", "--gsp-num-groups", "80", "--gsp-range-ratio", "0.5", "--gsp-group-distribution", "zipf"])
-    assert isinstance(shared, Bench)
+    assert isinstance(shared, BenchCommand)
     assert (shared.prefix.gsp_num_groups, shared.order.gsp_group_distribution) == (80, "zipf")

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from headstart.cli import Serve, parse
+from headstart.cli import ServeCommand, parse
 from headstart.config.settings import GatewaySettings, WorkerSettings
 from headstart.worker.spec import GatewaySpec, WorkerSpec, encode_spec, read_spec
 
@@ -82,7 +82,7 @@ def test_flags_change_their_own_settings_alone_and_reach_the_process(
     wanted = {(group, path): another(field) for group, path, field in chosen}
     arguments = [word for (_, path), value in wanted.items() for word in flag(path[-1], value)]
     command = parse(["serve", *arguments])
-    assert isinstance(command, Serve)
+    assert isinstance(command, ServeCommand)
     pairs = (("gateway", GatewaySettings(), command.gateway), ("worker", WorkerSettings(), command.worker))
     changed = {
         (group, path): value

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.attention.torch_cpu import AttentionRow
+from headstart.attention.row import AttentionRow
 from headstart.core.arrays import int32_array
 from headstart.core.batch import Batch, BatchOutput, Row, SampleSpec
 from headstart.core.errors import InvariantError, WorkerError
@@ -14,7 +14,7 @@ from headstart.core.kv_layout import KVLayout
 from headstart.executor.build import ExecutorConfig, choose_dtype, make_executor, make_kv_spec
 from headstart.executor.pool import KVPool
 from headstart.executor.runner import StepRunner, TorchExecutor
-from headstart.model.hook import StepAttention
+from headstart.model.attention_hook import StepAttention
 from headstart.model.source import WeightSource
 from tests.support.executors import GREEDY, write_small_model
 

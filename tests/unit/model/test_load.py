@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from headstart.core.errors import WorkerError
+from headstart.model.attention_hook import STEP_KEYWORD, paged_attention
+from headstart.model.fp16_linear import pack_linears
 from headstart.model.fuse import FusedAttention, FusedMLP, fuse
-from headstart.model.hook import STEP_KEYWORD, paged_attention
-from headstart.model.linear import pack_linears
 from headstart.model.load import load_model
 from headstart.model.source import WeightSource
 

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from headstart.core.errors import WorkerError
 from headstart.executor.build import ExecutorConfig
+from headstart.model.errors import ModelRefused
 from headstart.model.info import fix_context, parse_overrides, read_model_config, read_model_info, rope_settings
 from headstart.model.load import load_model
-from headstart.model.refused import ModelRefused
 from headstart.model.source import WeightSource
 from tests.models.sweep import assert_generated, prompt
 from tests.models.tiny import VOCAB, tiny_config, write_config, write_weights

@@ -10,10 +10,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from headstart.core.errors import WorkerError
+from headstart.model.errors import ModelRefused
 from headstart.model.info import geometry, read_model_info
 from headstart.model.library import causal_model_types
 from headstart.model.refusals import refuse_unservable
-from headstart.model.refused import ModelRefused
 from tests.models.tiny import model_types
 
 CONFIG = {

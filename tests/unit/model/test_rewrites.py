@@ -11,8 +11,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 from headstart.executor.build import ExecutorConfig
 from headstart.model.forms import drops_keywords, has_only, reads_parameters_of, runs_code_of
+from headstart.model.fp16_linear import Float16Linear, pack_linears, round_linears
 from headstart.model.fuse import FusedAttention, FusedMLP, FusedNorm, fuse
-from headstart.model.linear import Float16Linear, pack_linears, round_linears
 from headstart.model.load import load_model
 from headstart.model.source import WeightSource
 from tests.models.sweep import assert_generated, prompt, reference_model

@@ -12,9 +12,9 @@ from headstart.attention.torch_cpu import CpuAttention
 from headstart.core.kv_layout import KVLayout
 from headstart.executor.build import ExecutorConfig, make_executor
 from headstart.executor.pool import KVPool
-from headstart.model.hook import ATTENTION_NAME, register_attention
+from headstart.model.attention_hook import ATTENTION_NAME, register_attention
+from headstart.model.errors import ModelRefused
 from headstart.model.info import geometry
-from headstart.model.refused import ModelRefused
 from headstart.model.self_test import ScratchPool, SelfTest, check_model, library_logits, num_test_pages
 from headstart.model.source import WeightSource
 from tests.models.tiny import tiny_config, write_config, write_weights

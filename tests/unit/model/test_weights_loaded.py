@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from headstart.model.errors import ModelRefused
 from headstart.model.load import load_model
-from headstart.model.refused import ModelRefused
 from headstart.model.source import WeightSource
 from tests.models.tiny import tiny_config, write_config, write_weights
 

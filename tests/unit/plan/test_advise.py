@@ -14,7 +14,7 @@ from headstart.config.errors import ConfigError
 from headstart.plan.advise import run, splits_of
 from headstart.plan.capacity import Split
 from headstart.plan.options import ClusterOptions, CostOptions, PlanOptions, SimulateOptions, TrafficOptions
-from headstart.plan.simulate import run as simulate
+from headstart.plan.simulate_command import run as simulate
 from headstart.plan.slo import Targets
 
 SMALL = PlanOptions(

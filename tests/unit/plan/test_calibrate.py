@@ -15,7 +15,7 @@ from headstart.plan.calibrate import Calibration, fit, non_negative_fit
 from headstart.plan.cost import Contention, CostModel, FrontCoefficients, StepCoefficients
 from headstart.plan.deployment import Deployment, Hardware, cluster_spec
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
-from headstart.plan.simulate import simulated_row
+from headstart.plan.simulate_command import simulated_row
 from headstart.sim.cost import LinkCost
 
 PAGE_SIZE, CHUNK = 16, 256

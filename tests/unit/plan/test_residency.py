@@ -10,7 +10,7 @@ from headstart.bench.workload import Length, SharedPrefix, TokenSource
 from headstart.plan.deployment import deployment_of
 from headstart.plan.options import ClusterOptions, DeploymentOptions, LimitOptions
 from headstart.plan.residency import PrefixedLoad
-from headstart.plan.simulate import simulated_row
+from headstart.plan.simulate_command import simulated_row
 
 KV_8B, KV_32B, KV_32B_FP8 = 147_456, 262_144, 131_072
 WEIGHTS_8B, WEIGHTS_32B = 15.14e9, 63.97e9

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headstart.bench.errors import BenchError
-from headstart.bench.measure import Row
+from headstart.bench.measure import ReportRow
 from headstart.bench.options import LengthOptions, LoadOptions, PrefixOptions, ReportOptions
 from headstart.bench.run_specs import run_specs
 from headstart.bench.workload import TokenSource
@@ -23,7 +23,7 @@ from headstart.plan.options import (
     TrafficOptions,
     WorkerOptions,
 )
-from headstart.plan.simulate import run, simulated_row, stepping
+from headstart.plan.simulate_command import run, simulated_row, stepping
 
 GROUPS = PrefixOptions(
     gsp_num_groups=2, gsp_prompts_per_group=8, gsp_system_prompt_len=640, gsp_question_len=100, gsp_output_len=24
@@ -39,7 +39,7 @@ def one_run(
     rates: SheetOptions = SheetOptions(),  # noqa: B008
     step_by_step: bool = False,
     **what: object,
-) -> Row:
+) -> ReportRow:
     options = SimulateOptions(TrafficOptions(**({"prefix": GROUPS} | what)))  # type: ignore[arg-type]
     deployment = deployment_of(DeploymentOptions(sheet_rates=rates, workers=workers, cluster=cluster, limits=limits))
     if step_by_step:
@@ -48,7 +48,7 @@ def one_run(
     return simulated_row(run_spec, deployment, "sim", TokenSource(1000, 30_000))
 
 
-def worker(row: Row, name: str) -> Row:
+def worker(row: ReportRow, name: str) -> ReportRow:
     (found,) = [worker for worker in row["workers"] if worker["worker"] == name]
     return found
 

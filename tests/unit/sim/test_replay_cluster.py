@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headstart.sim.replay import Verdict, replay
-from headstart.worker.decision_log import Call, DecisionLog, Head, read_decision_log
+from headstart.worker.decision_log import DecisionLog, Head, RecordedCall, read_decision_log
 from tests.chaos.run import run_seed
 
 
@@ -57,7 +57,7 @@ def test_the_next_turn_of_a_log_is_no_accident(tmp_path: Path) -> None:
     """Calls in another order are found: the comparison is not blind to what it is there for."""
     path = next(path for path in recorded(tmp_path, 1) if path.stem.startswith("decode"))
     head, calls = read_decision_log(path)
-    order: list[Call] = list(calls)
+    order: list[RecordedCall] = list(calls)
     middle = len(order) // 2
     swapped = [*order[:middle], *order[middle + 40 :], *order[middle : middle + 40]]
     assert replay(head, swapped).difference is not None

@@ -29,16 +29,16 @@ from headstart.core.request import ChoiceRef, FinishReason, Request, RequestStat
 from headstart.gateway.dispatch import DispatcherApi
 from headstart.gateway.limits import DispatchLimits
 from headstart.sim.clock import VirtualClock
+from headstart.sim.decision_report import replay_folder, report
 from headstart.sim.replay import Verdict, replay
-from headstart.sim.replay_report import replay_folder, report
 from headstart.worker.call_codec import codecs_of, encode
-from headstart.worker.decision_log import Call, DecisionLog, DecisionLogError, DispatcherSpec, read_decision_log
+from headstart.worker.decision_log import DecisionLog, DecisionLogError, DispatcherSpec, RecordedCall, read_decision_log
 from headstart.worker.recorder import CLOCK, record_dispatcher
 
 SPEC = KVSpec(PROTOCOL_VERSION, "model", "none", KVLayout.full(16, 1, 1, 1, "float32"))
 HEAD = DispatcherSpec(DispatchLimits(), "cache_aware", "model", "a seed")
 WORKERS = (WorkerRef("decode-0", 1), WorkerRef("decode-1", 1))
-Change = Callable[[Call], Call]
+Change = Callable[[RecordedCall], RecordedCall]
 
 
 @dataclass
@@ -132,7 +132,7 @@ def test_only_the_owner_can_read_a_log(log: Path) -> None:
 HANDLE = codecs_of(DispatcherApi)["handle"].arguments
 
 
-def with_another_token(call: Call) -> Call:
+def with_another_token(call: RecordedCall) -> RecordedCall:
     if call.method != "handle":
         return call
     sender, message = HANDLE.decode(call.arguments)
@@ -142,8 +142,8 @@ def with_another_token(call: Call) -> Call:
     return structs.replace(call, arguments=encode((sender, other)))
 
 
-def with_another_time(call: Call) -> Call:
-    def later(inner: Call) -> Call:
+def with_another_time(call: RecordedCall) -> RecordedCall:
+    def later(inner: RecordedCall) -> RecordedCall:
         if inner.target != CLOCK or (time := msgpack.decode(inner.result)) <= 1.0:
             return inner
         return structs.replace(inner, result=encode(time + 4.0))
@@ -151,7 +151,7 @@ def with_another_time(call: Call) -> Call:
     return structs.replace(call, calls=tuple(map(later, call.calls)))
 
 
-def with_one_reading_less(call: Call) -> Call:
+def with_one_reading_less(call: RecordedCall) -> RecordedCall:
     readings = [inner for inner in call.calls if inner.target == CLOCK]
     if len(readings) != 1:
         return call

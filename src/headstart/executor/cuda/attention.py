@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headstart.attention.chunk_attention import ChunkAttention, ChunkPlan, ChunkRow
 from headstart.attention.device_plan import DevicePlan
 from headstart.attention.packed import PackedHeads
-from headstart.attention.torch_cpu import AttentionRow
+from headstart.attention.row import AttentionRow
 from headstart.attention.triton_attention import (
     HeadShape,
     LayerKV,
@@ -50,7 +50,7 @@ class CardAttention:
 
 @dataclass(frozen=True, slots=True)
 class DecodeAttention:
-    """Decode rows of a step, one query token each. See `headstart.model.hook.StepAttention`."""
+    """Decode rows of a step, one query token each. See `headstart.model.attention_hook.StepAttention`."""
 
     card: CardAttention
     tile: TileShape
@@ -109,7 +109,7 @@ class PlannedChunks:
 
 @dataclass(frozen=True, slots=True)
 class MixedAttention:
-    """Decode rows, then chunk rows, packed one after another. See `headstart.model.hook.StepAttention`."""
+    """Decode rows, then chunk rows, packed one after another. See `headstart.model.attention_hook.StepAttention`."""
 
     card: CardAttention
     slots: torch.Tensor  # int32 [tokens]

@@ -25,7 +25,7 @@ from headstart.executor.cuda.positions import Position, names_unknown_token, pos
 from headstart.executor.cuda.sampling import BatchSampler, FetchedLogprobs
 from headstart.executor.cuda.staging import Outbox, StepStaging
 from headstart.executor.cuda.upload import to_device
-from headstart.model.hook import STEP_KEYWORD, StepAttention
+from headstart.model.attention_hook import STEP_KEYWORD, StepAttention
 
 DENSE_PAIRS = 1 << 24
 """Query tokens times keys from which chunks run eagerly: dense attention then saves more than a graph does."""

@@ -38,7 +38,7 @@ from headstart.kv.cache import PrefixCache
 from headstart.scheduler.limits import PrefillLimits
 from headstart.scheduler.prefill.decode_workers import DecodeWorkers
 from headstart.scheduler.prefill.queue import NumLeft, PrefillQueue, split_token_budget
-from headstart.scheduler.prefill.states import Call, Chunk, InflightStep, Run
+from headstart.scheduler.prefill.states import Call, Chunk, InflightChunks, Run
 from headstart.scheduler.prefill.validation import fault_in
 from headstart.scheduler.protocol import Send
 from headstart.scheduler.sender import Sender, SenderPorts, Target, push_to
@@ -73,7 +73,7 @@ class PrefillScheduler:
         self._stuck_peers = StuckPeers(cache.num_pages)
         self._waiting = PrefillQueue(limits, cache)
         self._runs: list[Run] = []  # in order of admission
-        self._inflight: deque[InflightStep] = deque()
+        self._inflight: deque[InflightChunks] = deque()
         self._num_steps = 0
         self._is_draining = False
 
@@ -256,7 +256,7 @@ class PrefillScheduler:
         if not rows:
             return None
         self._num_steps += 1
-        self._inflight.append(InflightStep(self._num_steps, chunks))
+        self._inflight.append(InflightChunks(self._num_steps, chunks))
         return Batch(self._num_steps, tuple(rows))
 
     def update(self, output: BatchOutput) -> None:

@@ -80,6 +80,8 @@ class Chunk(NamedTuple):
     pages: Int32Array
 
 
-class InflightStep(NamedTuple):
+class InflightChunks(NamedTuple):
+    """The rows of a step in flight, by its number."""
+
     step_id: int
     chunks: list[Chunk]

@@ -15,7 +15,7 @@ from headstart.bench.command import announce, compare_files, keep, num_requests,
 from headstart.bench.errors import BenchError
 from headstart.bench.lazy_matplotlib import check_drawable
 from headstart.bench.machine import commit, version_of
-from headstart.bench.measure import Row, RunEnvironment, RunSpec, measure
+from headstart.bench.measure import ReportRow, RunEnvironment, RunSpec, measure
 from headstart.bench.records import RequestRecord
 from headstart.bench.run_specs import run_specs
 from headstart.bench.workload import TokenSource
@@ -46,7 +46,7 @@ def run(options: SimulateOptions) -> int:
     return 0
 
 
-def simulated_rows(options: SimulateOptions, deployment: Deployment, progress: Progress) -> Iterator[Row]:
+def simulated_rows(options: SimulateOptions, deployment: Deployment, progress: Progress) -> Iterator[ReportRow]:
     """Every combination of prefix share, concurrency and seed, each on a fresh cluster. Raises BenchError."""
     label = options.label or f"{deployment.spec.num_prefill}P{deployment.spec.num_decode}D"
     for run_spec in run_specs(options.bench, deployment.spec.decode.context_len):
@@ -70,7 +70,7 @@ def simulated_row(
     source: TokenSource,
     on_record: Callable[[RequestRecord], None] = lambda record: None,
     keeps_requests: bool = False,
-) -> Row:
+) -> ReportRow:
     """One run: bench's row, with `workers` added. The same arguments give the same row."""
     machine = SharedMachine(deployment.costs)
     spec = machine.spec(deployment.spec) if machine.is_felt(deployment.spec) else deployment.spec

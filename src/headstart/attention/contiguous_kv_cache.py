@@ -14,7 +14,7 @@ from headstart.core.arrays import Int32Array
 
 
 @dataclass(eq=False, slots=True)
-class Copy:
+class ContiguousKV:
     """One range of pages of one prefix; layers are filled as they are first read."""
 
     tokens: Int32Array  # [end of the range] from the sequence's first token on
@@ -23,20 +23,20 @@ class Copy:
     last_step: int = 0
 
 
-class CopyCache:
+class ContiguousKVCache:
     """Least recently used copies within `budget_bytes`; what the present step reads is never dropped."""
 
     def __init__(self, token_bytes: int, budget_bytes: int) -> None:
         self._token_bytes = token_bytes
         self._budget_bytes = budget_bytes
-        self._copies: dict[bytes, Copy] = {}  # by page ids, least recently used first
+        self._copies: dict[bytes, ContiguousKV] = {}  # by page ids, least recently used first
         self._used_bytes = 0
         self._step = 0
 
     def begin_step(self) -> None:
         self._step += 1
 
-    def find(self, pages: Int32Array, num_tokens: int, tokens: Int32Array) -> Copy | None:
+    def find(self, pages: Int32Array, num_tokens: int, tokens: Int32Array) -> ContiguousKV | None:
         """The copy, perhaps still empty, of `pages`, which hold the last `num_tokens` of `tokens`; None: no room."""
         key = pages.tobytes()
         copy = self._copies.pop(key, None)
@@ -47,7 +47,7 @@ class CopyCache:
             num_bytes = num_tokens * self._token_bytes
             if not self._make_room(num_bytes):
                 return None
-            copy = Copy(tokens.copy(), num_bytes)
+            copy = ContiguousKV(tokens.copy(), num_bytes)
             self._used_bytes += num_bytes
         copy.last_step = self._step
         self._copies[key] = copy

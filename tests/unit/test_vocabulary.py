@@ -1,0 +1,61 @@
+"""One name means one thing: public classes and modules can be told apart by their names alone."""
+
+import ast
+from collections import defaultdict
+from itertools import combinations, takewhile
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "headstart"
+
+MIN_STEM = 4
+"""Letters that two module names must begin with alike before they can be forms of one word."""
+
+
+def public_types(module: Path) -> tuple[list[str], list[str]]:
+    """A module's classes, and the names that it gives to other types."""
+    classes, aliases = [], []
+    for node in ast.parse(module.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp):
+            aliases += [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return tuple([name for name in names if name[0].isupper() and not name.isupper()] for names in (classes, aliases))
+
+
+def differ_by_a_suffix(one: str, other: str) -> bool:
+    """Whether the longer name is the shorter one with something behind it, or both are forms of one word."""
+    stem_len = len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))])
+    if stem_len in (len(one), len(other)):
+        return True
+    words_differ = one[stem_len - 1] == "_" or "_" in one[stem_len:] + other[stem_len:]
+    return not words_differ and stem_len >= MIN_STEM and 5 * stem_len >= 3 * min(len(one), len(other))
+
+
+def test_no_public_class_shares_its_name_with_another_type():
+    classes, places = set(), defaultdict(list)
+    for module in sorted(SOURCE.rglob("*.py")):
+        own, aliases = public_types(module)
+        classes.update(own)
+        for name in (*own, *aliases):
+            places[name].append(str(module.relative_to(SOURCE)))
+    assert len(classes) > 300
+    assert not {name: places[name] for name in sorted(classes) if len(places[name]) > 1}
+
+
+def test_no_two_modules_of_a_package_differ_by_a_suffix_only():
+    alike = []
+    for package in sorted({module.parent for module in SOURCE.rglob("*.py")}):
+        names = {found.stem for found in package.iterdir() if found.suffix == ".py" or (found / "__init__.py").exists()}
+        for one, other in combinations(sorted(names - {"__init__", "__main__"}), 2):
+            if differ_by_a_suffix(one, other):
+                alike.append(f"{package.relative_to(SOURCE)}: {one}, {other}")
+    assert not alike
+
+
+def test_forms_of_one_word_are_recognised():
+    assert differ_by_a_suffix("replay", "replay_report")
+    assert differ_by_a_suffix("admit", "admission")
+    assert differ_by_a_suffix("refusals", "refused")
+    assert not differ_by_a_suffix("limits", "machine_limits")
+    assert not differ_by_a_suffix("request_log", "request_metrics")
+    assert not differ_by_a_suffix("triton_decode", "triton_extend")
