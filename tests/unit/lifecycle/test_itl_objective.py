@@ -13,14 +13,15 @@ from tests.support.clusters import assert_right, make_cluster, prompt, submit
 BASE_S, TOKEN_S = 0.010, 5e-5
 
 
-def longest_gap(handle: Handle, since: float) -> float:
-    return max(b - a for a, b in pairwise(handle.token_times) if b > since)
+def gaps(handle: Handle, since: float, until: float) -> list[float]:
+    """Between its tokens, shortest first."""
+    return sorted(b - a for a, b in pairwise(handle.token_times) if since < b <= until)
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 @pytest.mark.parametrize(
     ("limits", "bound_s"),
-    [({}, 0.2), ({"max_step_stretch": 3.0}, 3.3 * BASE_S), ({"itl_slo_s": 0.020}, 1.1 * 0.020)],
+    [({}, 0.2), ({"max_step_stretch": 3.0}, 3.15 * BASE_S), ({"itl_slo_s": 0.020}, 1.05 * 0.020)],
     ids=["no bound", "three times a decode step", "an objective"],
 )
 def test_a_long_prompt_beside_a_stream_takes_as_much_of_each_step_as_the_bound_leaves(
@@ -36,13 +37,14 @@ def test_a_long_prompt_beside_a_stream_takes_as_much_of_each_step_as_the_bound_l
     )
     stream = submit(cluster, prompt(20), 1500)
     cluster.run_for(1.0)
-    teaching = submit(cluster, prompt(600, first=1), 2)  # the first chunks tell what chunks cost
+    teaching = submit(cluster, prompt(3000, first=1), 2)  # the first chunks tell what chunks cost
     cluster.run_for(2.0)
     since = cluster.clock.now()
     long = submit(cluster, prompt(4000, first=2), 4)
     cluster.run_until(lambda: all(handle.is_done for handle in (stream, teaching, long)))
     assert_right(stream, teaching, long)
-    gap = longest_gap(stream, since)
-    assert gap < bound_s
+    assert long.first_token_at is not None
+    beside = gaps(stream, since, long.first_token_at)
+    assert beside[int(0.95 * len(beside))] < bound_s
     if not limits:
-        assert gap > 5 * BASE_S  # what the bounds are for
+        assert beside[-1] > 5 * BASE_S  # what the bounds are for
