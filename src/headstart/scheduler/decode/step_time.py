@@ -21,6 +21,8 @@ MEAN_WEIGHT = 0.3
 PAIRS_PER_TOKEN = 16_000
 """Keys at which attention costs as much as the rest of a token, in models of one to eight billion parameters."""
 FIRST_UNITS = 512.0
+AIM = 0.92
+"""Share of the objective that steps aim at, so that most of them stay below it."""
 MIN_CHUNK = 128
 """Prompt tokens that a step computes whatever the objective: prompts never starve."""
 STEPS_BETWEEN_PROBES = 16
@@ -100,7 +102,7 @@ class ItlControl:
         """Towards the units that would have filled the room. A step that was given fewer tells only if it took longer."""
         if not self._decode_s:
             return
-        room_s, used_s = self._objective_s() - self._decode_s, elapsed_s - self._decode_s
+        room_s, used_s = AIM * self._objective_s() - self._decode_s, elapsed_s - self._decode_s
         fitting = 2.0 if used_s <= 0 else min(2.0, max(0.5, room_s / used_s))
         if fitting < 1 or work.units >= 0.5 * self._units:
             wanted = max(float(MIN_CHUNK), fitting * work.units)
