@@ -13,10 +13,11 @@ from headstart.bench.options import Options
 from headstart.config.errors import ConfigError
 from headstart.config.settings import GatewaySettings, WorkerSettings, refuse_conflicts
 from headstart.core.errors import WorkerError
+from headstart.core.messages import Role
 from headstart.launch.topology import Wanted, WorkerCount, detect_machine, resolve_topology
 from headstart.plan.options import PlanOptions, SimulateOptions
 from headstart.worker.exits import Exit
-from headstart.worker.spec import LogSpec, Role, WorkerSpec
+from headstart.worker.spec import LogSpec, WorkerSpec
 
 DEMO = "smollm2-135m-instruct"
 
@@ -118,7 +119,7 @@ class Prefill:
     log: LogSettings = field(default_factory=LogSettings)
 
     def run(self) -> int:
-        return run_worker("prefill", self)
+        return run_worker(Role.PREFILL, self)
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Decode:
     log: LogSettings = field(default_factory=LogSettings)
 
     def run(self) -> int:
-        return run_worker("decode", self)
+        return run_worker(Role.DECODE, self)
 
 
 @dataclass(frozen=True)

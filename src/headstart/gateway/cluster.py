@@ -16,17 +16,17 @@ from headstart.core.messages import (
     Leave,
     Membership,
     Message,
+    Role,
     WorkerExited,
     WorkerRef,
+    WorkerState,
 )
 from headstart.gateway.limits import DispatchLimits
-from headstart.gateway.registry import Registry, WorkerRecord, WorkerState
+from headstart.gateway.registry import Registry, WorkerRecord
 
 log = logging.getLogger("headstart.gateway")
 
 LAUNCHER = "launcher"
-DECODE = "decode"
-PREFILL = "prefill"
 
 ClusterMessage = Join | Heartbeat | Leave | WorkerExited | LauncherHello | KillRequest
 
@@ -90,7 +90,7 @@ class Cluster:
         membership = self.registry.membership()
         if membership is not self._membership:
             self._membership, self._notified = membership, set()
-        for record in self.registry.of_role(DECODE):
+        for record in self.registry.of_role(Role.DECODE):
             if record.may_return and (repeats or record.ref not in self._notified):
                 self._notified.add(record.ref)
                 self._send(record.full_name, membership)
@@ -148,11 +148,11 @@ class Cluster:
     def _serves_our_model(self, join: Join) -> bool:
         """Decode workers of a gateway serve its model: a choice may go to any of them, and go on at another. They
         compare the prefill workers' with their own."""
-        if join.role != DECODE:
+        if join.role != Role.DECODE:
             return True
         if self._model_fingerprint:
             return join.kv_spec.model_fingerprint == self._model_fingerprint
-        others = (record for record in self.registry.of_role(DECODE) if record.may_return)
+        others = (record for record in self.registry.of_role(Role.DECODE) if record.may_return)
         ours = {record.join.kv_spec.model_fingerprint for record in others if record.ref.name != join.worker.name}
         return not ours or join.kv_spec.model_fingerprint in ours
 

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from headstart.config.errors import ConfigError
 from headstart.config.resolve import threads_for
 from headstart.config.settings import ClusterSettings, GatewaySettings, ModelSettings, WorkerSettings
+from headstart.core.messages import Role, WorkerState
 from headstart.launch.child import Child
 from headstart.launch.launcher import Launcher, LauncherPorts
 from headstart.launch.topology import Topology
@@ -29,7 +30,7 @@ from headstart.wire.channels import TO_WORKER
 from headstart.wire.security import is_loopback
 from headstart.wire.sockets import Dealer
 from headstart.worker.ports import control_url, open_wiring
-from headstart.worker.spec import GatewaySpec, LogSpec, Role, WorkerSpec, encode_spec, served_name
+from headstart.worker.spec import GatewaySpec, LogSpec, WorkerSpec, encode_spec, served_name
 from headstart.worker.wake import Waker
 
 
@@ -154,8 +155,8 @@ def children(plan: ServePlan, folder: Path) -> Iterator[Child]:
     yield Child("gateway", "gateway", lambda incarnation: (_argv("gateway_process"), encode_spec(gateway)))
     topology = plan.topology
     groups: tuple[tuple[Role, int, tuple[str, ...]], ...] = (
-        ("decode", topology.num_decode, topology.decode_gpus),
-        ("prefill", topology.num_prefill, topology.prefill_gpus),
+        (Role.DECODE, topology.num_decode, topology.decode_gpus),
+        (Role.PREFILL, topology.num_prefill, topology.prefill_gpus),
     )
     for role, count, gpus in groups:
         for index in range(count):
@@ -220,7 +221,7 @@ class Readiness:
             return False
         finally:
             connection.close()
-        num_alive = sum(1 for worker in workers if worker.get("state") == "alive")
+        num_alive = sum(1 for worker in workers if worker.get("state") == WorkerState.ALIVE)
         return num_alive >= self.num_workers
 
 

@@ -30,7 +30,7 @@ from headstart.core.clock import Clock
 from headstart.core.identity import KVSpec
 from headstart.core.kv_layout import KVLayout
 from headstart.core.layout import pages_for
-from headstart.core.messages import WorkerRef
+from headstart.core.messages import Role, Send, WorkerRef
 from headstart.executor.build import (
     CPU_COPY_SHARE,
     ExecutorConfig,
@@ -42,7 +42,7 @@ from headstart.executor.build import (
 from headstart.executor.runner import TorchExecutor
 from headstart.model.info import ModelInfo, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, resolve_model, weight_files
-from headstart.scheduler.protocol import Scheduler, Send
+from headstart.scheduler.protocol import Scheduler
 from headstart.transfer.contract import Transport
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.nixl import NixlTransport
@@ -146,7 +146,7 @@ class _Parts:
 
 def _scheduler_spec(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, verifies: bool) -> SchedulerSpec:
     step, pool = parts.step, parts.pool
-    if spec.role == "prefill":
+    if spec.role == Role.PREFILL:
         limits = prefill_limits(step, pool, parts.vocab_size)
         return PrefillSpec(worker, parts.kv_spec, limits, pool.num_pages, parts.descriptor, pool.owner_pages)
     return DecodeSpec(
@@ -177,7 +177,7 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
         dtype=dtype,
         num_pages=pool.num_pages,
         num_threads=spec.num_threads or torch.get_num_threads(),
-        few_rows=spec.role == "decode",
+        few_rows=spec.role == Role.DECODE,
     )
     return config, pool, info.vocab_size
 

@@ -30,10 +30,10 @@ from headstart.config.errors import ConfigError
 from headstart.config.settings import GatewaySettings
 from headstart.core.clock import MonotonicClock
 from headstart.core.errors import WorkerError
-from headstart.core.messages import Message
+from headstart.core.messages import Message, Send
 from headstart.gateway.api.app import create_app
 from headstart.gateway.api.auth import KeyRing
-from headstart.gateway.dispatch import Dispatcher, DispatcherApi, Send
+from headstart.gateway.dispatch import Dispatcher, DispatcherApi
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.model import ModelBounds, ServedModel, load_served_model
 from headstart.gateway.state import GatewayState, HttpLimits, OpenGenerations, Telemetry
@@ -264,7 +264,7 @@ def served_fingerprint(spec: GatewaySpec) -> str:
 
 def _samples(dispatcher: Dispatcher) -> list[WorkerSample]:
     return [
-        WorkerSample(record.ref.name, record.join.role, record.state.value, record.load)
+        WorkerSample(record.ref.name, record.join.role, record.state, record.load)
         for record in dispatcher.registry.all()
     ]
 

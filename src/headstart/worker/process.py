@@ -26,7 +26,7 @@ from headstart.config.errors import ConfigError
 from headstart.config.settings import refuse_conflicts
 from headstart.core.clock import Clock, MonotonicClock
 from headstart.core.errors import WorkerError
-from headstart.core.messages import Join, Leave, WorkerLoad, WorkerRef
+from headstart.core.messages import Join, Leave, Role, WorkerLoad, WorkerRef
 from headstart.observe.decode_line import LoadLine
 from headstart.observe.logs import set_up_logging
 from headstart.wire.channels import TO_PREFILL, TO_WORKER
@@ -104,7 +104,7 @@ def _run(spec: WorkerSpec) -> Exit:
         inbox=lines.messenger,
         clock=clock,
         health=LoopHealth(clock.now()),
-        runs_are_transfers=spec.role == "prefill",
+        runs_are_transfers=spec.role == Role.PREFILL,
     )
     join = Join(
         worker, spec.role, built.kv_spec, lines.peer_address, built.capacity_tokens, built.model_name, lock.domain
@@ -145,7 +145,7 @@ def _open_lines(spec: WorkerSpec, worker: WorkerRef) -> _Lines:
     gateway = Dealer.connect(wiring, control, str(worker), TO_WORKER, watches=True)
     beats = Dealer.connect(wiring, control, f"hb:{worker}", TO_WORKER)
     peers, peer_address = None, ""
-    if spec.role == "prefill":
+    if spec.role == Role.PREFILL:
         host_url = peer_url(spec.join)
         peers = Router.bind(wiring, f"{host_url}:0", TO_PREFILL)
         peer_address = f"{host_url}:{peers.address.rpartition(':')[2]}"
@@ -171,7 +171,7 @@ def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_b
     lines.messenger.send(GATEWAY, Leave(join.worker))
     heartbeat.stop()
     lines.close()
-    if asked or not loop.gave_up:
+    if asked or not loop.must_restart:
         return Exit.DRAINED
     log.error("pages are lost to a peer that neither answers nor is known to have ended; restart this worker")
     return Exit.PAGES_LOST
@@ -193,7 +193,7 @@ class _Reporter:
     def __call__(self, load: WorkerLoad) -> None:
         now = self._clock.now()
         self._line.observe(now, load)
-        is_taken_in = self._messenger.has_heard_gateway or self._join.role == "prefill"  # which it sends nothing to
+        is_taken_in = self._messenger.has_heard_gateway or self._join.role == Role.PREFILL  # which it sends nothing to
         self._membership.observe(now, self._messenger.link_state(), is_taken_in)
         if now - self._joined_at >= JOIN_S:
             self._joined_at = now

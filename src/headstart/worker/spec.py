@@ -5,13 +5,12 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeVar
+from typing import BinaryIO, TypeVar
 
 from msgspec import Struct, json
 
 from headstart.config.settings import GatewaySettings, ModelSettings, WorkerSettings
-
-Role = Literal["prefill", "decode"]
+from headstart.core.messages import Role
 
 
 class LogSpec(Struct, frozen=True):

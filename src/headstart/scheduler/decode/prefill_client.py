@@ -18,6 +18,7 @@ from headstart.core.messages import (
     Prefill,
     PrefillDone,
     PrefillFailed,
+    Send,
     TicketClosed,
     TicketRef,
     WorkerRef,
@@ -28,7 +29,6 @@ from headstart.scheduler.decode.placement import LATER, Local, Placement
 from headstart.scheduler.decode.prefill_workers import PrefillPeer, PrefillWorkers
 from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.states import Choice, Preparing
-from headstart.scheduler.protocol import Send
 from headstart.scheduler.tickets import Phase, Repeat, Ticket
 
 MAX_DEATHS = 2

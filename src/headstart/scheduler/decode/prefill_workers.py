@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-from headstart.core.messages import Hello, PeerState, Refused, Welcome, WorkerRef
-from headstart.scheduler.protocol import Send
+from headstart.core.messages import Hello, PeerState, Refused, Send, Welcome, WorkerRef, WorkerState
 
 HELLO_REPEAT_S = 0.5
 GREETING_PATIENCE_S = 1.0
 SUSPECT_PATIENCE_S = 2.0
 """A worker that answers no Hello, or is silent, is waited for this long. Then it is as if there were none."""
 BACKOFF_S = 0.1
-
-ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
 
 
 class Handshake(Enum):
@@ -35,7 +32,7 @@ class Handshake(Enum):
 @dataclass(slots=True, eq=False)
 class PrefillPeer:
     peer: PeerState  # as first listed
-    state: str
+    state: WorkerState
     state_since: float
     greeted_at: float
     next_hello: float
@@ -80,8 +77,8 @@ class PrefillWorkers:
         self._listed, self._is_settled = peers, False
         listed = {peer.worker.name: peer for peer in peers}
         for name, link in self._links.items():
-            if name not in listed and link.state != DEAD:
-                link.state = DEAD
+            if name not in listed and link.state != WorkerState.DEAD:
+                link.state = WorkerState.DEAD
                 lost.append(link.worker)
         for peer in listed.values():
             former = self._links.get(peer.worker.name)
@@ -97,9 +94,13 @@ class PrefillWorkers:
                 if former is not None and former.worker not in ended:
                     lost.append(former.worker)
                 continue
-            if peer.state == DEAD and former.state != DEAD:
+            if peer.state == WorkerState.DEAD and former.state != WorkerState.DEAD:
                 lost.append(former.worker)
-            elif peer.state != DEAD and former.state == DEAD and former.handshake is not Handshake.REFUSED:
+            elif (
+                peer.state != WorkerState.DEAD
+                and former.state == WorkerState.DEAD
+                and former.handshake is not Handshake.REFUSED
+            ):
                 former.handshake, former.greeted_at, former.next_hello = Handshake.GREETING, now, now
             if former.state != peer.state:
                 former.state, former.state_since = peer.state, now
@@ -114,14 +115,14 @@ class PrefillWorkers:
     def exited(self, worker: WorkerRef) -> None:
         self._unproven = [former for former in self._unproven if former.worker != worker]
         if (link := self._to_change(worker)) is not None:
-            link.state = DEAD
+            link.state = WorkerState.DEAD
             self._listed = None
 
     def lost(self, peer: str) -> WorkerRef | None:
         """The transport to `peer` is closed: dead for requests until membership says otherwise."""
         for link in self._links.values():
             if str(link.worker) == peer:
-                link.state = DEAD
+                link.state = WorkerState.DEAD
                 self._listed, self._is_settled = None, False
                 return link.worker
         return None
@@ -165,7 +166,7 @@ class PrefillWorkers:
             return self._due
         times: list[float] = []
         for link in self._links.values():
-            if link.handshake is Handshake.GREETING and link.state != DEAD:
+            if link.handshake is Handshake.GREETING and link.state != WorkerState.DEAD:
                 if now >= link.next_hello:
                     self._send(str(link.worker), self._hello)
                     link.next_hello = now + HELLO_REPEAT_S
@@ -188,7 +189,7 @@ class PrefillWorkers:
         first. `usage(worker)` is (calls open there, their prompt tokens)."""
 
         def takes(link: PrefillPeer) -> bool:
-            if link.state != ALIVE or link.handshake is not Handshake.WELCOME or now < link.busy_until:
+            if link.state != WorkerState.ALIVE or link.handshake is not Handshake.WELCOME or now < link.busy_until:
                 return False
             num_calls, tokens = usage(link.worker)
             return num_calls == 0 or tokens + num_tokens <= link.credit_tokens
@@ -205,9 +206,9 @@ class PrefillWorkers:
 
     def _may_serve(self, link: PrefillPeer, num_tokens: int, excluded: set[WorkerRef], now: float) -> bool:
         """Whether waiting for `link` makes sense."""
-        if link.state == DEAD or link.worker in excluded:
+        if link.state == WorkerState.DEAD or link.worker in excluded:
             return False
-        if link.state == SUSPECT and now >= link.state_since + SUSPECT_PATIENCE_S:
+        if link.state == WorkerState.SUSPECT and now >= link.state_since + SUSPECT_PATIENCE_S:
             return False
         if link.handshake is Handshake.GREETING:
             return now < link.greeted_at + GREETING_PATIENCE_S

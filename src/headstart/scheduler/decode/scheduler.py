@@ -26,6 +26,7 @@ from headstart.core.messages import (
     PrefillFailed,
     Refused,
     Rejected,
+    Send,
     Submit,
     TicketClosed,
     Welcome,
@@ -50,7 +51,7 @@ from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.states import Choice, Preparing, ScheduledRow, Waiting
 from headstart.scheduler.decode.stop import Stop, find_stop
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.protocol import Drafter, Send
+from headstart.scheduler.protocol import Drafter
 from headstart.scheduler.tickets import Ticket, TicketTable
 from headstart.transfer.contract import Notice, PageDigests, PeerLost, TransferEvent
 
@@ -97,7 +98,7 @@ class DecodeScheduler:
         self._due_at = -inf  # when something is to be done here at the latest; -inf where that has to be found out
         self._next_step = 0
         self._is_draining = False
-        self._gives_up = False
+        self._must_restart = False
 
     @property
     def _is_idle(self) -> bool:
@@ -258,8 +259,8 @@ class DecodeScheduler:
             self._counters["kill_requests"] += 1
             for gateway in self._gateways.names():
                 self._send(gateway, request)
-        if not self._gives_up and self._calls.must_restart(self._limits.give_up_after_s):
-            self._gives_up = self._is_draining = True
+        if not self._must_restart and self._calls.must_restart(self._limits.give_up_after_s):
+            self._must_restart = self._is_draining = True
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -379,7 +380,7 @@ class DecodeScheduler:
             free_pages=counts.free,
             counters={name: float(value) for name, value in self._counters.items()},
             overdue_pages=self._calls.num_overdue(),
-            gives_up=self._gives_up,
+            must_restart=self._must_restart,
         )
 
     def check(self) -> None:
