@@ -2,10 +2,8 @@
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import shutil
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +19,7 @@ from headstart.config.settings import WorkerSettings, conflicts
 from headstart.core.errors import HeadstartError
 from headstart.model.info import ModelInfo, parse_overrides, read_model_info
 from headstart.model.source import resolve_model
+from headstart.worker.machine_limits import memory_room, usable_cores
 from headstart.worker.spec import served_name
 
 PACKAGES = ("headstart", "torch", "transformers", "nixl", "mooncake-transfer-engine", "pyzmq", "msgspec", "tokenizers")
@@ -56,7 +55,7 @@ def _version(package: str) -> str:
 def _machine() -> tuple[DeviceFacts, list[tuple[str, str]]]:
     import torch
 
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     facts = [
         ("python", platform.python_version()),
         ("cores", f"{cores} ({threads_for(cores, 2)} for each of 1 prefill and 1 decode worker)"),
@@ -64,13 +63,9 @@ def _machine() -> tuple[DeviceFacts, list[tuple[str, str]]]:
     ]
     if torch.cuda.is_available():
         facts.append(("gpu", f"{torch.cuda.get_device_name()}: not used, steps on a GPU are not built"))
-    free = _free_bytes()
+    room = memory_room()
+    free = room.room_bytes if room is not None else 0
     return DeviceFacts("cpu", free, num_sharing=2), [*facts, ("device", f"cpu, {free >> 20} MiB free")]
-
-
-def _free_bytes() -> int:
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def _choices(settings: WorkerSettings, info: ModelInfo, device: DeviceFacts) -> list[tuple[str, str]]:

@@ -42,12 +42,14 @@ from headstart.executor.build import (
 from headstart.executor.runner import TorchExecutor
 from headstart.model.info import ModelInfo, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, resolve_model, weight_files
+from headstart.model.weights import num_elements
 from headstart.scheduler.protocol import Scheduler
 from headstart.transfer.contract import Transport
 from headstart.transfer.digest import HostDigests
 from headstart.transfer.nixl import NixlTransport
 from headstart.worker.decision_log import DecisionLog, open_decision_log
 from headstart.worker.limits import decode_limits, prefill_limits
+from headstart.worker.machine_limits import memory_room
 from headstart.worker.recorder import record_scheduler
 from headstart.worker.schedulers import DecodeSpec, PrefillSpec, SchedulerPorts, SchedulerSpec, make_scheduler
 from headstart.worker.spec import WorkerSpec, served_name
@@ -55,6 +57,8 @@ from headstart.worker.spec import WorkerSpec, served_name
 MEASURED_TOKENS = 128
 """Prompt tokens of the step that --chunked-prefill-size auto is measured with."""
 NUM_PROBES = 2
+PROCESS_BYTES = 256 << 20
+"""What a worker takes beside its weights and its pool: libraries, and what its steps compute with."""
 
 log = logging.getLogger("headstart.worker")
 
@@ -167,8 +171,7 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
     overrides = "" if model.json_model_override_args.strip() == "{}" else model.json_model_override_args
     info = read_model_info(folder, parse_overrides(overrides))
     dtype, token_bytes = dtype_and_token_bytes(model.dtype, device, info)
-    weights = sum(path.stat().st_size for path in weight_files(folder)) * spec.num_sharing
-    facts = DeviceFacts(device, max(0, _free_bytes(device) - weights), spec.num_sharing)
+    facts = DeviceFacts(device, _room_for_pools(spec, device, _weights_bytes(folder, dtype)), spec.num_sharing)
     pool = resolve_pool(settings, facts, ModelFacts(info.context_len, token_memory(token_bytes, device)))
     config = ExecutorConfig(
         weights=WeightSource(folder, load_format=model.load_format, overrides=overrides),
@@ -204,13 +207,22 @@ def _device(settings: WorkerSettings) -> str:
     return "cpu" if settings.model.device == "auto" else settings.model.device
 
 
-def _free_bytes(device: str) -> int:
+def _room_for_pools(spec: WorkerSpec, device: str, weights_bytes: int) -> int:
+    """Bytes for the pools of all workers that share this one's memory, once each of them has loaded its weights."""
     if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigError("/proc/meminfo does not tell the free memory; give --max-total-tokens")
+        return max(0, int(torch.cuda.mem_get_info()[0]) - weights_bytes * spec.num_sharing)
+    room = memory_room()
+    if room is None:
+        raise ConfigError("nothing tells the free memory of this machine; give --max-total-tokens")
+    now = (room.room_bytes - weights_bytes) * spec.num_sharing  # this one could have its share; others may have theirs
+    planned = spec.memory_bytes - (weights_bytes + PROCESS_BYTES) * spec.num_sharing
+    return max(0, min(now, planned) if spec.memory_bytes else now)
+
+
+def _weights_bytes(folder: Path, dtype: str) -> int:
+    """Memory of the folder's weights in `dtype`."""
+    width: int = getattr(torch, dtype).itemsize
+    return sum(num_elements(path) for path in weight_files(folder)) * width
 
 
 def _transport(settings: WorkerSettings, worker: WorkerRef, executor: TorchExecutor) -> Transport:

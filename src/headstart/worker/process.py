@@ -15,7 +15,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from typing import NoReturn
@@ -27,6 +26,9 @@ from headstart.config.settings import refuse_conflicts
 from headstart.core.clock import Clock, MonotonicClock
 from headstart.core.errors import WorkerError
 from headstart.core.messages import Join, Leave, Role, WorkerLoad, WorkerRef
+from headstart.model.refusals import refuse_unservable
+from headstart.model.refused import ModelRefused
+from headstart.model.source import resolve_model
 from headstart.observe.decode_line import LoadLine
 from headstart.observe.logs import set_up_logging
 from headstart.wire.channels import TO_PREFILL, TO_WORKER
@@ -40,6 +42,7 @@ from headstart.worker.membership import MembershipLog
 from headstart.worker.messenger import GATEWAY, Messenger
 from headstart.worker.pdeathsig import die_with_parent
 from headstart.worker.ports import OpenWiring, control_url, open_wiring, peer_url
+from headstart.worker.signals import stop_signals
 from headstart.worker.spec import (
     WorkerSpec,
     default_names,
@@ -48,6 +51,7 @@ from headstart.worker.spec import (
     thread_environment,
     transfer_environment,
 )
+from headstart.worker.streams import flush_or_drop
 from headstart.worker.wake import Waker
 
 JOIN_S = 1.0
@@ -65,7 +69,7 @@ def run_worker_process(spec: WorkerSpec) -> NoReturn:
     """Be the worker until it ends, and end the process: libraries' threads must not keep it alive."""
     try:
         status = _run(spec)
-    except (ConfigError, NameTaken, WireError) as error:
+    except (ConfigError, ModelRefused, NameTaken, WireError) as error:
         status = Exit.NAME_TAKEN if isinstance(error, NameTaken) else Exit.BAD_SETTINGS
         log.error(str(error))
     except WorkerError as error:
@@ -75,7 +79,7 @@ def run_worker_process(spec: WorkerSpec) -> NoReturn:
         log.exception("worker crashed")
         status = Exit.CRASHED
     logging.shutdown()
-    sys.stdout.flush()
+    flush_or_drop()
     os._exit(status)
 
 
@@ -88,6 +92,7 @@ def _run(spec: WorkerSpec) -> Exit:
     worker = WorkerRef(name, spec.incarnation or max(time.time_ns(), lock.last_incarnation + 1))
     lock.note_incarnation(worker.incarnation)
     log.info("loading", extra={"worker": str(worker), "pid": os.getpid()})
+    _refuse_unservable(spec)
     lines = _open_lines(spec, worker)
 
     gc.disable()  # what loads now stays: looking through it for garbage is a sixth of the loading, and pauses steps later
@@ -119,6 +124,15 @@ def _run(spec: WorkerSpec) -> Exit:
     built.transport.close()
     lock.release()
     return status
+
+
+def _refuse_unservable(spec: WorkerSpec) -> None:
+    """Raise ConfigError for a model that is not there or cannot be served: before torch loads, and not tried again."""
+    model = spec.settings.model
+    try:
+        refuse_unservable(resolve_model(spec.model), model.json_model_override_args, model.load_format)
+    except WorkerError as error:
+        raise ConfigError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +232,7 @@ def _end_wedged(age_s: float) -> None:
 
 
 def _drain_on_signal(waker: Waker) -> list[int]:
-    """The first SIGTERM or SIGINT asks for a drain, a second one ends the process. Returns the signals so far."""
+    """The first signal of `stop_signals` asks for a drain, a second one ends the process. Returns the signals so far."""
     asked: list[int] = []
 
     def on_signal(number: int, frame: object) -> None:
@@ -227,8 +241,8 @@ def _drain_on_signal(waker: Waker) -> list[int]:
         asked.append(number)
         waker.wake()
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    for number in stop_signals():
+        signal.signal(number, on_signal)
     return asked
 
 

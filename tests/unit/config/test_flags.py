@@ -18,6 +18,7 @@ VALUES = {
     "host": "127.0.0.2",
     "control_host": "127.0.0.3",
     "kv_cache_dtype": "fp8",
+    "cors_origins": "https://example.org",
     "admin_api_key": "another key",
 }
 """Where a field's type does not say what it takes."""
