@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from headstart.core.identity import PROTOCOL_VERSION
 from headstart.core.messages import (
     Heartbeat,
     Join,
@@ -111,6 +112,9 @@ class Cluster:
         known = self.registry.get(message.worker)
         if known is not None and known.may_return and known.join.kv_spec == message.kv_spec:
             return []  # a repeat changes nothing
+        if (theirs := message.kv_spec.protocol_version) != PROTOCOL_VERSION:
+            reason = f"it speaks version {theirs} of the protocol, this gateway version {PROTOCOL_VERSION}; upgrade the older"
+            return self._reject_join(message.worker, "protocol_mismatches", reason)
         if not self._serves_our_model(message):
             return self._reject_join(message.worker, "misfit_joins", "another model is served here")
         if self.registry.is_contested(message):

@@ -88,11 +88,12 @@ def _run(spec: WorkerSpec) -> Exit:
     die_with_parent(spec.parent_pid)
     set_up_logging(spec.name or spec.role, spec.log.level, spec.log.as_json)
     refuse_conflicts(spec.settings)
+    control_url(spec.join)  # raises for what cannot be joined
+    _refuse_unservable(spec)
     lock, name = _take_name(spec)
     worker = WorkerRef(name, spec.incarnation or max(time.time_ns(), lock.last_incarnation + 1))
     lock.note_incarnation(worker.incarnation)
     log.info("loading", extra={"worker": str(worker), "pid": os.getpid()})
-    _refuse_unservable(spec)
     lines = _open_lines(spec, worker)
 
     gc.disable()  # what loads now stays: looking through it for garbage is a sixth of the loading, and pauses steps later
