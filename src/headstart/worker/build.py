@@ -171,7 +171,7 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
     overrides = "" if model.json_model_override_args.strip() == "{}" else model.json_model_override_args
     info = read_model_info(folder, parse_overrides(overrides))
     dtype, token_bytes = dtype_and_token_bytes(model.dtype, device, info)
-    facts = DeviceFacts(device, _room_for_pools(spec, device, _weights_bytes(folder, dtype)), spec.num_sharing)
+    facts = DeviceFacts(device, _room_for_pools(spec, device, _weights_bytes(folder, dtype, device)), spec.num_sharing)
     pool = resolve_pool(settings, facts, ModelFacts(info.context_len, token_memory(token_bytes, device)))
     config = ExecutorConfig(
         weights=WeightSource(folder, load_format=model.load_format, overrides=overrides),
@@ -219,9 +219,10 @@ def _room_for_pools(spec: WorkerSpec, device: str, weights_bytes: int) -> int:
     return max(0, min(now, planned) if spec.memory_bytes else now)
 
 
-def _weights_bytes(folder: Path, dtype: str) -> int:
-    """Memory of the folder's weights in `dtype`."""
-    width: int = getattr(torch, dtype).itemsize
+def _weights_bytes(folder: Path, dtype: str, device: str) -> int:
+    """Memory that loading the folder's weights takes: in `dtype`, and in the type that they are packed from."""
+    types = {dtype, kv_dtype_of(dtype, device)}  # activations have the KV's type
+    width = sum(int(getattr(torch, name).itemsize) for name in types)
     return sum(num_elements(path) for path in weight_files(folder)) * width
 
 
