@@ -1,6 +1,7 @@
 """The `headstart` command. Every subcommand is a dataclass with `run`; heavy imports happen inside `run` only."""
 
 import dataclasses
+import errno
 import inspect
 import os
 import signal
@@ -318,9 +319,13 @@ def main() -> None:
     except KeyboardInterrupt:
         try_print("headstart: interrupted")
         status = 128 + signal.SIGINT
-    except BrokenPipeError:
-        status = Exit.CRASHED  # whoever read the output has gone
-    flush_or_drop()
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        try_print(f"headstart: output cannot be written: {error.strerror}")
+        status = Exit.CRASHED
+    if not flush_or_drop() and status == 0:
+        status = Exit.CRASHED
     sys.exit(status)
 
 

@@ -60,7 +60,9 @@ class NameLock:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             reason = error.strerror or error
-            raise ConfigError(f"cannot keep a lock in {directory}: {reason}; name another place with HEADSTART_RUNTIME") from error
+            raise ConfigError(
+                f"cannot keep a lock in {directory}: {reason}; name another place with HEADSTART_RUNTIME"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

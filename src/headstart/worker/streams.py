@@ -27,11 +27,15 @@ def try_print(text: str, stream: TextIO | None = None) -> bool:
     return True
 
 
-def flush_or_drop() -> None:
-    """Flush both outputs before the process ends. What cannot be written is dropped: the exit status stays as it is."""
-    for stream in (sys.stdout, sys.stderr):
+def flush_or_drop() -> bool:
+    """Flush both outputs before the process ends, and drop what cannot be written: at its end the interpreter would turn it
+    into another exit status. Returns whether standard output was written."""
+    is_written = True
+    for stream in (sys.stderr, sys.stdout):
         try:
             stream.flush()
         except (OSError, ValueError):
+            is_written = stream is not sys.stdout
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return is_written

@@ -102,7 +102,13 @@ def test_version_1_writes_a_huge_number_for_no_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("quota", "affinity", "cores"),
-    [("max 100000", 8, 8), ("400000 100000", 8, 4), ("150000 100000", 8, 1), ("50000 100000", 8, 1), ("800000 100000", 1, 1)],
+    [
+        ("max 100000", 8, 8),
+        ("400000 100000", 8, 4),
+        ("150000 100000", 8, 1),
+        ("50000 100000", 8, 1),
+        ("800000 100000", 1, 1),
+    ],
 )
 def test_cores_are_the_least_of_quota_and_affinity(tmp_path: Path, quota: str, affinity: int, cores: int) -> None:
     assert usable_cores(version_2(tmp_path, "/box", cpu__max=quota + "\n"), affinity) == cores
