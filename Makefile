@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Spinning OpenMP threads of two processes on few cores slow each other down by two orders of magnitude.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup
-TEST_DIRS := tests/unit tests/contract tests/integration
+TEST_DIRS := tests/unit tests/models tests/contract tests/chaos tests/integration
 CONTROL_PLANE := $(wildcard $(addprefix src/headstart/,core wire config kv transfer/contract.py transfer/digest.py \
 	transfer/loopback.py scheduler gateway text observe sim plan))
 
@@ -91,7 +91,7 @@ soak: $(DEV_STAMP)  ## a million operations against the state machines, 10,000 s
 	$(PYTEST) -n 0 -m soak $(TEST_DIRS)
 
 chaos: $(DEV_STAMP)  ## seeded faults over simulated clusters (SEEDS=1000 START=0; a failing seed prints its timeline)
-	$(TEST_ENV) $(BIN)/python -m headstart.sim.chaos --seeds $(SEEDS) --start $(START)
+	PYTHONPATH=tests $(TEST_ENV) $(BIN)/python -m chaos --seeds $(SEEDS) --start $(START)
 
 fuzz: $(DEV_STAMP)  ## a minute of bytes chosen by coverage for the wire's decoders (SECONDS=60)
 	$(BIN)/python tests/unit/wire/fuzz_target.py -max_total_time=$(SECONDS)

@@ -27,6 +27,7 @@ import zmq
 
 from headstart.config.settings import GatewaySettings, ModelSettings, WorkerSettings
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec
+from headstart.core.kv_layout import KVLayout
 from headstart.core.messages import (
     Accepted,
     Finished,
@@ -68,9 +69,8 @@ class ScriptedWorker(threading.Thread):
     def __init__(self, address: str, fingerprint: str, num_streams: int, num_tokens: int, pace_s: float) -> None:
         super().__init__(daemon=True)
         self.ref = WorkerRef("decode-0", 1)
-        self._join = Join(
-            self.ref, "decode", KVSpec(PROTOCOL_VERSION, fingerprint, 16, "float32", 1, 1, 8, ""), "", CONTEXT
-        )
+        layout = KVLayout.full(16, 1, 1, 8, "float32")
+        self._join = Join(self.ref, "decode", KVSpec(PROTOCOL_VERSION, fingerprint, "", layout), "", CONTEXT)
         self._address = address
         self._num_streams = num_streams
         self._num_tokens = num_tokens

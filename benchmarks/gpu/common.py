@@ -67,8 +67,10 @@ def matmul_seconds(size: int) -> float:
     return float(np.median(time_calls([lambda: a @ b])[0]))
 
 
-def arguments(description: str | None) -> argparse.Namespace:
+def arguments(description: str | None, short: bool = False) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
+    if short:
+        parser.add_argument("--short", action="store_true", help="fewer shapes")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for the JSON result")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, timings mean nothing")
     return parser.parse_args()
@@ -230,13 +232,13 @@ class Scene:
     def plan(self, tiling: Tiling) -> Plan:
         return build_plan(self.tables, self.kv_lens - 1, np.ones(self.work.rows, np.int64), tiling)
 
-    def decode(self, card: Card, tile: TileShape, tiling: Tiling, one_launch: bool = False) -> Callable[[], object]:
+    def decode(self, card: Card, tile: TileShape, tiling: Tiling) -> Callable[[], object]:
         """All layers' planned attention, captured."""
         plan = self.plan(tiling)
         device_plan = DevicePlan(self.work.rows, len(plan.items), self.device)
         device_plan.upload(plan)
         partials = Partials.empty(self.work.heads, plan.num_slots, self.device)
-        attention = PlannedAttention(self.work.heads, tile, partials, card.num_sms, False, one_launch)
+        attention = PlannedAttention(self.work.heads, tile, partials, card.num_sms, causal=False)
         out = torch.empty_like(self.q)
         layers = [self.kv(layer) for layer in range(self.work.layers)]
         return in_graph(lambda: [attention(self.q, kv, self.rows, device_plan, out) for kv in layers])

@@ -15,6 +15,7 @@ from common import (
     time_calls,
 )
 
+from headstart.attention.chunk_attention import ChunkAttention, ChunkRow
 from headstart.attention.device_plan import DevicePlan
 from headstart.attention.plan import build_plan
 from headstart.attention.triton_attention import (
@@ -24,10 +25,9 @@ from headstart.attention.triton_attention import (
     PlannedAttention,
     RowTables,
     TileShape,
-    extend_tile,
     extend_tiling,
 )
-from headstart.attention.triton_extend import GatheredExtend, dense_attention, gather
+from headstart.attention.triton_extend import dense_attention, gather
 
 SHAPES = [
     TileShape(rows, keys, warps, stages, per_sm)
@@ -64,16 +64,14 @@ class Chunk:
         scores = self.rows * (self.new * self.prefix + self.new * (self.new + 1) / 2)
         return 4 * scores * self.heads.num_q_heads * self.heads.head_dim
 
-    def paged(self, tile: TileShape, skip: int = 0) -> tuple[PlannedAttention, RowTables, DevicePlan]:
-        """The paged kernel on the keys after the first `skip` pages."""
-        tables = [table[skip:] for table in self.tables]
-        starts = np.full(self.rows, self.prefix - skip * self.page)
+    def paged(self, tile: TileShape) -> tuple[PlannedAttention, RowTables, DevicePlan]:
+        starts = np.full(self.rows, self.prefix)
         tiling = extend_tiling(self.heads, tile, self.page, self.card.num_sms, max_slots=1 << 20)
-        plan = build_plan(tables, starts, np.full(self.rows, self.new), tiling)
+        plan = build_plan(self.tables, starts, np.full(self.rows, self.new), tiling)
         device_plan = DevicePlan(len(self.q), len(plan.items), self.device)
         device_plan.upload(plan)
         rows = RowTables(
-            torch.from_numpy(np.stack(tables)).to(self.device),
+            torch.from_numpy(np.stack(self.tables)).to(self.device),
             torch.from_numpy((starts + self.new).astype(np.int32)).to(self.device),
         )
         partials = Partials.empty(self.heads, plan.num_slots, self.device)
@@ -83,12 +81,13 @@ class Chunk:
         attention, rows, plan = self.paged(tile)
         return in_graph(lambda: attention(self.q, self.kv, rows, plan, self.out))
 
-    def run_gathered(self, tile: TileShape):
-        skip = self.prefix // self.page
-        attention, rows, plan = self.paged(tile, skip)
-        extend = GatheredExtend(self.heads, attention)
-        pages = torch.from_numpy(self.tables[0][:skip].copy()).to(self.device)
-        return in_graph(lambda: extend(self.q, self.kv, pages, rows, plan, self.out))
+    def run_gathered(self):
+        chunks = ChunkAttention(
+            self.heads, self.kv, Partials.empty(self.heads, 2 * len(self.q), self.device), self.card.num_sms,
+            len(self.q), gathers=lambda new, cached, fp8: True,
+        )  # fmt: skip
+        plan = chunks.plan([ChunkRow(table, self.prefix, self.new) for table in self.tables])
+        return in_graph(lambda: chunks(self.q, self.kv, plan, self.out))
 
     def parts(self) -> dict[str, object]:
         """The dense kernel alone, and the gather alone."""
@@ -100,7 +99,7 @@ class Chunk:
         ).to(self.q.dtype)
         return {
             "gather alone": in_graph(lambda: [gather(self.kv, part, pages, self.q.dtype) for part in (0, 1)]),
-            "dense alone": in_graph(lambda: dense_attention(packed, k, v, self.heads.sm_scale)),
+            "dense alone": in_graph(lambda: dense_attention(packed, k, v, self.heads.sm_scale, causal=False)),
         }
 
 
@@ -127,7 +126,7 @@ def main() -> None:
             if fits.get((tile, fp8)):
                 name = f"paged {tile.rows}x{tile.keys} w{tile.warps} s{tile.stages} p{tile.programs_per_sm}"
                 calls[name] = chunk.run_paged(tile)
-        calls["gather + dense"] = chunk.run_gathered(shapes[0] if args.smoke else extend_tile(heads))
+        calls["gather + dense"] = chunk.run_gathered()
         calls |= chunk.parts()
         times = time_calls(list(calls.values()), repeats=10, warmups=2)
         for name, spread in zip(calls, map(Spread.of, times), strict=True):

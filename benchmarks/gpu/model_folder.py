@@ -75,7 +75,7 @@ def make_tokenizer() -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     vocab = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    letters = sorted(symbol for symbol in vocab if symbol.isascii() and symbol.isalnum()) + ["Ġ"]
+    letters = [*sorted(symbol for symbol in vocab if symbol.isascii() and symbol.isalnum()), "Ġ"]
     merges: list[tuple[str, str]] = []
     pairs = [(first, second) for first, second in product(letters, letters)]
     for left, right in [*pairs, *((first + second, third) for (first, second), third in product(pairs, letters))]:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from headstart.attention.device_plan import DevicePlan
 from headstart.attention.packed import PackedHeads
-from headstart.attention.triton_attention import Partials, PlannedAttention, decode_tile, one_launch_pays
+from headstart.attention.triton_attention import Partials, PlannedAttention, decode_tile
 from headstart.attention.triton_write import norm_rope_write
 from headstart.model.gpu_fusion import fuse_for_gpu
 from headstart.model.hook import ATTENTION_NAME, STEP_KEYWORD, register_attention
@@ -67,8 +67,7 @@ class Step:
         device_plan = DevicePlan(work.rows, len(plan.items), scene.device)
         device_plan.upload(plan)
         partials = Partials.empty(work.heads, plan.num_slots, scene.device)
-        one_launch = one_launch_pays(work.rows)
-        planned = PlannedAttention(work.heads, tile, partials, card.num_sms, False, one_launch)
+        planned = PlannedAttention(work.heads, tile, partials, card.num_sms, causal=False)
         last = scene.kv_lens - 1
         pages = np.array([table[at // work.page] for table, at in zip(scene.tables, last, strict=True)], np.int64)
         slots = torch.from_numpy((pages * work.page + last % work.page).astype(np.int32)).to(scene.device)
@@ -80,7 +79,7 @@ class Step:
         page = self.scene.work.page
         for part, new in enumerate((key, value)):
             stored = new.float() / self.scene.scales[part][:, None]
-            places = self.scene.pool[:, layer, part].view(torch.uint8)
+            places = self.scene.pool[:, :, layer, part].view(torch.uint8)
             places[self.slots // page, :, self.slots % page] = stored.to(self.scene.pool.dtype).view(torch.uint8)
         return self._attended(query.contiguous(), layer)
 

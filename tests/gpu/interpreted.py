@@ -12,11 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from headstart.attention.device_plan import DevicePlan
-from headstart.attention.plan import build_plan
-from headstart.attention.triton_attention import Partials, PlannedAttention, RowTables
-from headstart.attention.triton_extend import GatheredExtend
-from tests.gpu.paged import NO_SHARING, Spec, Tree, assert_close, lay_out
+from headstart.attention.chunk_attention import ChunkRow, DenseRules, prefix_groups
+from headstart.attention.triton_extend import PieceSizes, cut
+from tests.gpu.paged import NO_SHARING, Spec, Tree, assert_close, lay_out, run_chunks
 
 FP8 = torch.float8_e4m3fn
 HALF = Spec(kv_heads=1, group=2, head_dim=16, page=16, dtype=torch.float16, device="cpu", block=16)
@@ -69,23 +67,37 @@ def test_a_chunk_and_a_decode_row_on_one_prefix():
     assert_close(batch, batch.run(**CHUNK))
 
 
-def test_a_gathered_prefix():
-    spec = HALF
-    batch = lay_out(spec, Tree([(-1, 2)], [(0, 20), (0, 9)]), q_lens=[11, 9])
-    tables = [table[2:] for table in batch.tables]
-    plan = build_plan(tables, batch.starts - 32, batch.q_lens, spec.tiling(**CHUNK))
-    device_plan = DevicePlan(batch.num_tokens, len(plan.items), "cpu")
-    device_plan.upload(plan)
-    paged = PlannedAttention(spec.heads, spec.tile, Partials.empty(spec.heads, plan.num_slots, "cpu"), 2, causal=True)
-    rows = RowTables(batch.rows.pages[:, 2:], batch.rows.kv_lens - 32)
-    pages = torch.from_numpy(np.ascontiguousarray(batch.tables[0][:2]))
-    out = torch.full_like(batch.q, float("nan"))
-    assert_close(batch, GatheredExtend(spec.heads, paged)(batch.q, batch.kv, pages, rows, device_plan, out))
+@pytest.mark.parametrize("spec", [HALF, replace(EIGHT_BIT, group=2)], ids=["fp16", "fp8"])
+def test_chunks_with_their_prefixes_and_own_keys_gathered_and_not(spec):
+    page = spec.page
+    tree = Tree([(-1, 4), (-1, 1)], [(0, 20), (1, 5), (0, 9), (-1, 3), (-1, 25)])
+    batch = lay_out(spec, tree, q_lens=[20, 5, 4, 3, 25])
+    sizes = PieceSizes(keys=(3 * page, page), queries=(16, 8), own_step=24)
+    for rules in (
+        DenseRules(9, 4 * page, own_new=20, sizes=sizes),
+        DenseRules(1, page, own_new=1, sizes=sizes),
+        DenseRules(1, page, own_new=99, sizes=sizes),
+        DenseRules(1, page, own_new=99, sizes=replace(sizes, keys=(3 * page,))),
+        DenseRules(99, 99, own_new=20, sizes=sizes),
+        DenseRules(99, 99, own_new=99, sizes=sizes),
+    ):
+        assert_close(batch, run_chunks(batch, rules))
 
 
-@pytest.mark.parametrize("spec", [HALF, EIGHT_BIT], ids=["fp16", "fp8"])
-def test_one_launch_merges_what_two_do(spec):
-    batch = lay_out(spec, TREE)
-    out = batch.run(padding=1, one_launch=True, **CHUNK)
-    assert_close(batch, out[:-1])
-    assert (out[-1] == 0).all()
+def test_cutting_into_few_sizes():
+    assert list(cut(4500, (2048, 512))) == [(2048, 2048), (2048, 2048), (512, 404)]
+    assert list(cut(10_240, (8192, 2048))) == [(8192, 8192), (2048, 2048)]
+    assert list(cut(0, (8,))) == []
+
+
+def test_rows_join_the_group_whose_prefix_is_mostly_theirs():
+    pages = np.arange(100, dtype=np.int32)
+    other = np.concatenate((pages[:5], pages[50:90]))
+    rows = [
+        ChunkRow(pages, 16 * 40, 3),
+        ChunkRow(pages[:30], 16 * 25 + 7, 9),  # 25 of 40 pages in common
+        ChunkRow(other, 16 * 40, 4),  # 5 of 40
+        ChunkRow(pages, 16 * 4, 4),  # 4 of 25
+    ]
+    groups = [(group.rows, group.num_pages) for group in prefix_groups(rows, 16)]
+    assert groups == [([0, 1], 25), ([2], 40), ([3], 4)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from headstart.attention.chunk_attention import ChunkAttention, ChunkRow, DenseRules
 from headstart.attention.device_plan import DevicePlan
 from headstart.attention.plan import Plan, Tiling, build_plan
 from headstart.attention.triton_attention import (
@@ -113,9 +114,7 @@ class Batch:
     def plan(self, **changes: object) -> Plan:
         return build_plan(self.tables, self.starts, self.q_lens, self.spec.tiling(**changes))
 
-    def run(
-        self, padding: int = 0, lse: torch.Tensor | None = None, one_launch: bool = False, **changes: object
-    ) -> torch.Tensor:
+    def run(self, padding: int = 0, lse: torch.Tensor | None = None, **changes: object) -> torch.Tensor:
         """Output `[query tokens + padding, q_heads, head_dim]` by plan; `lse` takes base-2 log-sum-exps."""
         plan = self.plan(**changes)
         num_rows = self.num_tokens + padding
@@ -125,11 +124,9 @@ class Batch:
         partials.out.fill_(float("nan"))
         out = torch.full((num_rows, *self.q.shape[1:]), float("nan"), dtype=self.q.dtype, device=self.spec.device)
         causal = bool((self.q_lens > 1).any())
-        sms = num_sms(self.spec.device)
-        attention = PlannedAttention(self.spec.heads, self.spec.tile, partials, sms, causal, one_launch)
+        attention = PlannedAttention(self.spec.heads, self.spec.tile, partials, num_sms(self.spec.device), causal)
         attention(self.q, self.kv, self.rows, device_plan, out, lse)
         assert int(partials.queue) == 0, "the queue is empty for the next layer"
-        assert not partials.done.any(), "no count is left for the next layer"
         return out
 
     def run_ungrouped(self, chunk: int = 128) -> torch.Tensor:
@@ -139,6 +136,20 @@ class Batch:
         return UngroupedDecode(self.spec.heads, self.spec.tile, partials, splits, chunk)(
             self.q, self.kv, self.rows, out
         )
+
+
+def run_chunks(batch: Batch, rules: DenseRules | None = None) -> torch.Tensor:
+    """Output of `ChunkAttention`."""
+    spec = batch.spec
+    partials = Partials.empty(spec.heads, 4 * batch.num_tokens + 64, spec.device)
+    partials.out.fill_(float("nan"))
+    chunks = ChunkAttention(spec.heads, batch.kv, partials, num_sms(spec.device), batch.num_tokens, rules)
+    rows = [
+        ChunkRow(table, start, q_len)
+        for table, start, q_len in zip(batch.tables, batch.starts.tolist(), batch.q_lens.tolist(), strict=True)
+    ]
+    out = torch.full_like(batch.q, float("nan"))
+    return chunks(batch.q, batch.kv, chunks.plan(rows), out)
 
 
 def num_sms(device: str) -> int:

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from headstart.attention.device_plan import DevicePlan
 from headstart.attention.plan import Planner
-from headstart.attention.triton_attention import MAX_ONE_LAUNCH, Partials, PlannedAttention, RowTables
+from headstart.attention.triton_attention import Partials, PlannedAttention, RowTables
 from tests.gpu.paged import NO_SHARING, Batch, Spec, Tree, assert_close, lay_out, num_sms, reference, reference_lse
 
 BF16 = torch.bfloat16
@@ -253,30 +253,3 @@ def test_a_captured_graph_follows_1000_changing_plans():
         )  # fmt: skip
         assert_close(part, got[: len(members)])
         assert (got[len(members) :] == 0).all()
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
-@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (2, 128), (4, 128), (5, 64), (8, 256)])
-def test_one_launch_merges_what_two_do(dtype, group, head_dim):
-    spec = Spec(group=group, head_dim=head_dim, dtype=dtype, block=64 if head_dim < 256 else 32)
-    padding = 3
-    for tree in TREES.values():
-        batch = lay_out(spec, tree)
-        assert len(batch.tables) + padding <= MAX_ONE_LAUNCH
-        out = batch.run(padding=padding, one_launch=True)
-        assert_close(batch, out[:-padding])
-        assert (out[-padding:] == 0).all()
-
-
-def test_one_launch_a_thousand_times_gives_one_result():
-    batch = lay_out(Spec(dtype=FP8), Tree([(-1, 40)], [(0, 3000), (0, 500), (-1, 4000)]))
-    expected = batch.run(one_launch=True)
-    plan = batch.plan()
-    device_plan = DevicePlan(3, len(plan.items), "cuda")
-    device_plan.upload(plan)
-    partials = Partials.empty(batch.spec.heads, plan.num_slots, "cuda")
-    attention = PlannedAttention(batch.spec.heads, batch.spec.tile, partials, num_sms("cuda"), False, True)
-    outs = [torch.empty_like(batch.q) for _ in range(1000)]
-    for out in outs:
-        attention(batch.q, batch.kv, batch.rows, device_plan, out)
-    assert all(torch.equal(out, expected) for out in outs)

@@ -1,16 +1,13 @@
 """Chunks of prompts over a cached prefix: the paged kernel, and gathering with a dense kernel."""
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from headstart.attention.device_plan import DevicePlan
-from headstart.attention.plan import build_plan
-from headstart.attention.triton_attention import Partials, PlannedAttention, RowTables
-from headstart.attention.triton_extend import GatheredExtend
-from tests.gpu.paged import Batch, Spec, Tree, assert_close, lay_out, num_sms
+from headstart.attention.chunk_attention import DenseRules
+from headstart.attention.triton_extend import PieceSizes
+from tests.gpu.paged import Spec, Tree, assert_close, lay_out, run_chunks
 
 BF16 = torch.bfloat16
 FP8 = torch.float8_e4m3fn
@@ -36,26 +33,21 @@ def test_any_chunk_over_any_cached_length(q_len, cached):
     assert_close(batch, batch.run(max_chunk=1 << 20))
 
 
-def gathered(batch: Batch, prefix_pages: int) -> torch.Tensor:
-    """The same rows, their common prefix gathered."""
-    spec = batch.spec
-    prefix = prefix_pages * spec.page
-    tables = [table[prefix_pages:] for table in batch.tables]
-    plan = build_plan(tables, batch.starts - prefix, batch.q_lens, spec.tiling(max_chunk=1 << 20))
-    device_plan = DevicePlan(batch.num_tokens, len(plan.items), "cuda")
-    device_plan.upload(plan)
-    partials = Partials.empty(spec.heads, plan.num_slots, "cuda")
-    paged = PlannedAttention(spec.heads, spec.tile, partials, num_sms("cuda"), causal=True)
-    rows = RowTables(batch.rows.pages[:, prefix_pages:], batch.rows.kv_lens - prefix)
-    pages = torch.from_numpy(np.ascontiguousarray(batch.tables[0][:prefix_pages])).cuda()
-    out = torch.full_like(batch.q, float("nan"))
-    return GatheredExtend(spec.heads, paged)(batch.q, batch.kv, pages, rows, device_plan, out)
-
-
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("group", [1, 4, 7])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_gathering_a_prefix_that_rows_share(dtype, group, head_dim):
-    spec = Spec(group=group, head_dim=head_dim, dtype=dtype, tile_rows=64, block=64 if head_dim < 256 else 32)
-    batch = lay_out(spec, Tree([(-1, 9)], [(0, 200), (0, 90), (0, 64)]), q_lens=[150, 90, 30])
-    assert_close(batch, gathered(batch, prefix_pages=9))
+def test_gathering_prefixes_that_rows_share_and_own_keys(dtype, group, head_dim):
+    spec = Spec(group=group, head_dim=head_dim, dtype=dtype)
+    tree = Tree([(-1, 9), (-1, 6)], [(0, 200), (1, 80), (0, 90), (0, 64), (-1, 33)])
+    batch = lay_out(spec, tree, q_lens=[200, 80, 80, 30, 33])
+    sizes = PieceSizes(keys=(4 * spec.page, spec.page), queries=(128, 64), own_step=64)
+    for own_new in (30, 100, 1000):
+        assert_close(batch, run_chunks(batch, DenseRules(1, 1, own_new, sizes)))
+        assert_close(batch, run_chunks(batch, DenseRules(10_000, 1, own_new, sizes)))
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_long_chunks_by_the_measured_rules(dtype):
+    tree = Tree([(-1, 70)], [(0, 1500), (0, 100), (-1, 1100), (-1, 400)])
+    batch = lay_out(Spec(dtype=dtype), tree, q_lens=[1500, 90, 1100, 400])
+    assert_close(batch, run_chunks(batch))

@@ -42,7 +42,7 @@ def hit_lengths(cluster: Cluster, asks: list[Ask]) -> list[int]:
 
 def num_left_by_gateways(cluster: Cluster) -> float:
     """Choices that decode workers ended because their gateway had fallen silent."""
-    return sum(cluster.total(name, "left_by_gateway") for name in ("decode-0", "decode-1"))
+    return sum(cluster.total(name, "gateway_silence_cancels") for name in ("decode-0", "decode-1"))
 
 
 def start_endless(pool: ThreadPoolExecutor, cluster: Cluster) -> Future[Heard]:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-SIM = "tests/unit/chaos/test_fence.py"
-CHAOS = "tests/unit/chaos/test_chaos.py::test_100_seeds[0]"
+SIM = "tests/chaos/test_fence.py"
+CHAOS = "tests/chaos/test_chaos.py::test_100_seeds[0]"
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,27 @@ MUTATIONS = (
         ("tests/unit/scheduler/test_prefill.py",),
     ),
     Mutation(
+        "source pages: a push is answered while a write of it is open",
+        "scheduler/sender.py",
+        "if push.handles or (push.is_open and push.cursor < push.end_page):",
+        "if push.is_open and push.cursor < push.end_page:",
+        ("tests/unit/scheduler/test_transfer_halves.py",),
+    ),
+    Mutation(
+        "steps in flight: a prompt's next chunk begins where its last output ended",
+        "scheduler/prefill/scheduler.py",
+        "            start, stop = run.num_launched, run.num_launched + num_new\n",
+        "            start, stop = run.num_computed, run.num_computed + num_new\n",
+        ("tests/unit/scheduler/test_prefill_overlap.py",),
+    ),
+    Mutation(
+        "steps in flight: what one computes is no hit for a prompt that comes meanwhile",
+        "scheduler/prefill/queue.py",
+        "                if is_being_computed(call, runs, self._cache.page_size):\n                    continue\n",
+        "",
+        ("tests/unit/scheduler/test_prefill_overlap.py",),
+    ),
+    Mutation(
         "who is alive: a worker that falls silent is still offered",
         "gateway/registry.py",
         "        if changed:\n            self._alive.clear()\n",
@@ -106,7 +127,7 @@ MUTATIONS = (
         "scheduler/tickets.py",
         "        return page_checksums(digests, ticket.tokens, ticket.start + notice.first * size, size) == notice.checksums",
         "        return True",
-        ("tests/unit/scheduler/test_verified_transfers.py", "tests/unit/chaos/test_damaged_pages.py"),
+        ("tests/unit/scheduler/test_verified_transfers.py", "tests/chaos/test_damaged_pages.py"),
     ),
     Mutation(
         "digest check: a checksum does not depend on the position",
@@ -120,7 +141,7 @@ MUTATIONS = (
         "scheduler/decode/prefill_client.py",
         "        board.calls.cancel(call)\n        board.stirred = True",
         "        board.calls.close(call)\n        board.stirred = True",
-        ("tests/unit/scheduler/test_verified_transfers.py", "tests/unit/chaos/test_damaged_pages.py"),
+        ("tests/unit/scheduler/test_verified_transfers.py", "tests/chaos/test_damaged_pages.py"),
     ),
     Mutation(
         "quotas: whoever has too much loses no more than others",

@@ -16,13 +16,15 @@ class DevicePlan:
     def __init__(self, max_tokens: int, max_items: int, device: torch.device | str) -> None:
         self.max_tokens = max_tokens
         self.max_items = max_items
-        head = 8 + 3 * max_tokens + 8
+        room = -(-max_tokens // 8) * 8  # every part begins aligned, so that one compiled kernel serves all sizes
+        head = 8 + 3 * room + 8
         self._block = torch.zeros(head + max_items * ITEM_WIDTH, dtype=torch.int32, device=device)
         self.count = self._block[0:1]
         self.q_list = self._block[8 : 8 + max_tokens]
-        self.pos_of = self._block[8 + max_tokens : 8 + 2 * max_tokens]
-        self.slot_ptr = self._block[8 + 2 * max_tokens : 9 + 3 * max_tokens]
+        self.pos_of = self._block[8 + room : 8 + room + max_tokens]
+        self.slot_ptr = self._block[8 + 2 * room : 9 + 2 * room + max_tokens]
         self.items = self._block[head:]
+        self._room = room
         self._head = head
         on_gpu = self._block.is_cuda
         self._staging = [
@@ -48,7 +50,7 @@ class DevicePlan:
         block[0] = num_items
         first = 8
         for column, fill in ((plan.q_list, 0), (plan.pos_of, 0), (plan.slot_ptr, plan.num_slots)):
-            width = self.max_tokens + (column is plan.slot_ptr)
+            width = self._room + 8 * (column is plan.slot_ptr)
             block[first : first + len(column)] = column
             block[first + len(column) : first + width] = fill
             first += width

@@ -50,6 +50,8 @@ class Tiling:
     min_chunk: int = 256  # multiple of page_size
     max_chunk: int = 4096
     wave_items: int = 32  # items that run at once: programs of the kernel / KV heads
+    short_wave_items: int = 0  # the same if that many items of `short_chunk` hold all: fewer programs do better then
+    short_chunk: int = 1024
     item_cost: int = 50  # what starting and ending an item takes, as key tokens read in that time
     max_items: int = 1 << 16
     max_slots: int = 8192  # the chunk doubles until the partial results fit
@@ -155,8 +157,10 @@ def _choose_chunk(ranges: _Ranges, tiling: Tiling) -> int:
 
     Candidates are powers of two, and what would make exactly one or two waves.
     """
-    page, wave = tiling.page_size, tiling.wave_items
+    page = tiling.page_size
     total = int(ranges.length.dot(ranges.tiles))
+    short = tiling.short_wave_items and total <= tiling.short_wave_items * tiling.short_chunk
+    wave = tiling.short_wave_items if short else tiling.wave_items
     sizes = [1 << i for i in range(tiling.min_chunk.bit_length() - 1, tiling.max_chunk.bit_length())]
     sizes += [-(-total // (wave * waves * page)) * page for waves in (1, 2)]
     chunks = list(dict.fromkeys(min(max(size, tiling.min_chunk), tiling.max_chunk) for size in sizes))
@@ -314,4 +318,5 @@ class Planner:
                 num_pages = pages_for(int(self._kv_lens[row]), self._tiling.page_size)
                 if not np.array_equal(table[:num_pages], planned[:num_pages]):
                     return False
+        self._tables = tuple(tables)  # as good as those planned for, and found equal by identity next time
         return True

@@ -12,8 +12,6 @@ from headstart.attention.triton_decode import grouped_kernel, merge_kernel, ungr
 
 _LOG2_E = math.log2(math.e)
 
-MAX_ONE_LAUNCH = 64  # query tokens of a step that may run in one launch a layer
-
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
@@ -72,20 +70,18 @@ def decode_tile(heads: HeadShape, fp8: bool, rows: int = 16) -> TileShape:
 def decode_tiling(heads: HeadShape, tile: TileShape, page_size: int, num_sms: int, fp8: bool) -> Tiling:
     """Tiling of decode plans for `tile` on a card of `num_sms` multiprocessors.
 
-    Fp8 items have more to do at their ends (splitting queries, interleaving outputs), so they are cut longer.
+    Fp8 items have more to do at their ends (splitting queries, interleaving outputs), so they are cut longer. A few short
+    rows are done soonest with two programs a multiprocessor, however many would fit.
     """
     return Tiling(
         page_size,
         tile.q_tile(heads),
+        min_chunk=-(-64 // page_size) * page_size,
         max_chunk=4096 if fp8 else 2048,
         wave_items=max(1, num_sms * tile.programs_per_sm // heads.num_kv_heads),
+        short_wave_items=max(1, num_sms * min(tile.programs_per_sm, 2) // heads.num_kv_heads),
         item_cost=200 if fp8 else 50,
     )
-
-
-def one_launch_pays(num_rows: int) -> bool:
-    """Is a decode step of so many rows faster with `PlannedAttention(one_launch=True)`?"""
-    return num_rows <= 16
 
 
 def extend_tile(heads: HeadShape) -> TileShape:
@@ -142,7 +138,6 @@ class Partials:
     out: torch.Tensor
     lse: torch.Tensor
     queue: torch.Tensor  # int32 [1], 0 between launches
-    done: torch.Tensor  # int32 [small batch, kv_heads] partial results of a token that are there; 0 between launches
 
     @classmethod
     def empty(cls, heads: HeadShape, max_slots: int, device: torch.device | str) -> "Partials":
@@ -151,33 +146,19 @@ class Partials:
             torch.empty(*shape, heads.head_dim, dtype=torch.float32, device=device),
             torch.empty(*shape, dtype=torch.float32, device=device),
             torch.zeros(1, dtype=torch.int32, device=device),
-            torch.zeros(MAX_ONE_LAUNCH, heads.num_kv_heads, dtype=torch.int32, device=device),
         )
 
 
 class PlannedAttention:
     """Attention of one step's query tokens over the pool, as a plan lays it out. Every launch reads the plan anew."""
 
-    def __init__(
-        self,
-        heads: HeadShape,
-        tile: TileShape,
-        partials: Partials,
-        num_sms: int,
-        causal: bool,
-        one_launch: bool = False,
-    ) -> None:
-        """`causal`: rows may have several query tokens (chunks of prompts).
-
-        `one_launch`: merge where a token's last partial result is computed, which is faster for few rows. For up to
-        `MAX_ONE_LAUNCH` query tokens.
-        """
+    def __init__(self, heads: HeadShape, tile: TileShape, partials: Partials, num_sms: int, causal: bool) -> None:
+        """`causal`: rows may have several query tokens (chunks of prompts)."""
         self._heads = heads
         self._tile = tile
         self._partials = partials
         self._num_programs = num_sms * tile.programs_per_sm
         self._causal = causal
-        self._slots_at_once = _slots_at_once(heads, tile) if one_launch else 0
 
     def __call__(
         self,
@@ -188,33 +169,20 @@ class PlannedAttention:
         out: torch.Tensor,
         out_lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`q`, `out` [query tokens, q_heads, head_dim]; `out_lse`: fp32 base-2 log-sum-exps [query tokens, q_heads].
-
-        With `one_launch` log-sum-exps cannot be had.
-        """
+        """`q`, `out` [query tokens, q_heads, head_dim]; `out_lse`: fp32 base-2 log-sum-exps [query tokens, q_heads]."""
         heads, partials = self._heads, self._partials
-        assert not self._slots_at_once or (out_lse is None and out.shape[0] <= MAX_ONE_LAUNCH)
         k, v, k_scale, v_scale = _operands(kv, self._tile)
         grouped_kernel[(self._num_programs,)](
             q, k, v, rows.pages, rows.kv_lens, plan.count, plan.items, plan.q_list, plan.slot_ptr, plan.pos_of,
-            partials.queue, partials.done, partials.out, partials.lse, out, k_scale, v_scale,
-            heads.sm_scale * _LOG2_E, q.stride(0), k.stride(0), k.stride(1), rows.pages.stride(0), out.shape[0],
-            **_constants(heads, self._tile, kv), CAUSAL=self._causal, NS=self._slots_at_once,
+            partials.queue, partials.out, partials.lse, out, k_scale, v_scale, heads.sm_scale * _LOG2_E, q.stride(0),
+            k.stride(0), k.stride(1), rows.pages.stride(0), **_constants(heads, self._tile, kv), CAUSAL=self._causal,
         )  # fmt: skip
-        if self._slots_at_once:
-            return out
         merge_kernel[(out.shape[0], heads.num_q_heads)](
             partials.out, partials.lse, plan.slot_ptr, rows.kv_lens, partials.queue, out,
             partials.lse if out_lse is None else out_lse, v_scale, 0, 1, **_merge_constants(heads, kv),
             UNGROUPED=False, WITH_LSE=out_lse is not None,
         )  # fmt: skip
         return out
-
-
-def _slots_at_once(heads: HeadShape, tile: TileShape) -> int:
-    """Partial results that a program of `tile` merges at a time: 64 numbers a thread."""
-    numbers = tile.warps * 32 * 64
-    return max(2, numbers // (triton.next_power_of_2(heads.group) * heads.head_dim))
 
 
 class UngroupedDecode:

@@ -3,9 +3,6 @@
 Two launches a layer. Stage 1 is a fixed grid of programs that take (item, KV head) pairs from a queue and leave
 partial results in slots; stage 2 merges each query token's slots in key order and resets the queue. All that changes
 between steps (plan, page tables, KV lengths) is read from device memory, so both launches can sit in a CUDA graph.
-
-Small batches take one launch: programs stride over the pairs, and whichever leaves the last of a query token's partial
-results merges them, in key order as well. What the queue and the second launch save others would cost them time.
 """
 
 import triton
@@ -21,10 +18,10 @@ _CAUSAL: tl.constexpr = tl.constexpr(2)
 
 @triton.jit
 def run_item(
-    it, h, q_ptr, k_ptr, v_ptr, table_ptr, kv_len_ptr, item_ptr, q_list_ptr, slot_ptr, pos_ptr, done_ptr, part_ptr,
-    lse_ptr, out_ptr, k_scale_ptr, v_scale_ptr, scale_log2, stride_q, stride_page, stride_head, stride_table,
+    it, h, q_ptr, k_ptr, v_ptr, table_ptr, kv_len_ptr, item_ptr, q_list_ptr, slot_ptr, pos_ptr, part_ptr, lse_ptr,
+    out_ptr, k_scale_ptr, v_scale_ptr, scale_log2, stride_q, stride_page, stride_head, stride_table,
     KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, MT: tl.constexpr, BN: tl.constexpr,
-    FP8: tl.constexpr, CAUSAL: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr, NS: tl.constexpr,
+    FP8: tl.constexpr, CAUSAL: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One item for one KV head. A token's only partial goes straight to the output. CAUSAL: chunks of prompts."""
     item = item_ptr + it * _ITEM_WIDTH
@@ -66,86 +63,26 @@ def run_item(
     place = (slot + ordinal).to(tl.int64) * (KVH * G) + head
     tl.store(part_ptr + place[:, None] * D + d, out, mask=(rows_ok & (alone == 0))[:, None])
     tl.store(lse_ptr + place, lse, mask=rows_ok)
-    if NS > 0:
-        tl.debug_barrier()  # all of the program's partial results are stored before they are counted
-        counted = rows_ok & (alone == 0) & (r % G == 0)
-        earlier = tl.atomic_add(done_ptr + token * KVH + h, 1, mask=counted, sem="acq_rel")
-        num_slots = tl.load(slot_ptr + token + 1, mask=rows_ok, other=0) - slot
-        last = (counted & (earlier + 1 == num_slots)).to(tl.int32)
-        if tl.sum(last, 0) > 0:
-            v_scale = tl.load(v_scale_ptr + h) if FP8 else 1.0
-            for i in range(n_q):
-                if tl.sum(tl.where(r == i * G, last, 0), 0) > 0:
-                    t = tl.load(q_list_ptr + q_off + i)
-                    merge_slots(slot_ptr, part_ptr, lse_ptr, out_ptr, t, h, v_scale, KVH, G, D, NS)
-                    tl.store(done_ptr + t * KVH + h, 0)
 
 
-@triton.jit
-def merge_slots(
-    slot_ptr, part_ptr, lse_ptr, out_ptr, token, h, v_scale,
-    KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, NS: tl.constexpr,
-):  # fmt: skip
-    """Merge the slots of `token` for the query heads of KV head `h`, NS at a time."""
-    GP: tl.constexpr = triton.next_power_of_2(G)
-    lo = tl.load(slot_ptr + token)
-    hi = tl.load(slot_ptr + token + 1)
-    g = tl.arange(0, GP)
-    d = tl.arange(0, D)
-    peak = tl.full((GP,), -float("inf"), tl.float32)
-    mass = tl.zeros((GP,), tl.float32)
-    acc = tl.zeros((GP, D), tl.float32)
-    for first in range(lo, hi, NS):
-        slots = first + tl.arange(0, NS)
-        place = slots.to(tl.int64)[:, None] * (KVH * G) + h * G + g[None, :]
-        ok = (slots < hi)[:, None] & (g < G)[None, :]
-        lse = tl.load(lse_ptr + place, mask=ok, other=-float("inf"), cache_modifier=".cg")
-        part = tl.load(
-            part_ptr + place[:, :, None] * D + d[None, None, :], mask=ok[:, :, None], other=0.0, cache_modifier=".cg"
-        )
-        new_peak = tl.maximum(peak, tl.max(lse, 0))
-        shift = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-        weight = tl.exp2(lse - shift[None, :])
-        decay = tl.exp2(peak - shift)
-        acc = acc * decay[:, None] + tl.sum(part * weight[:, :, None], 0)
-        mass = mass * decay + tl.sum(weight, 0)
-        peak = new_peak
-    acc = acc / tl.where(mass == 0.0, 1.0, mass)[:, None] * v_scale
-    at = token.to(tl.int64) * (KVH * G) + h * G + g
-    tl.store(out_ptr + at[:, None] * D + d[None, :], acc.to(out_ptr.dtype.element_ty), mask=(g < G)[:, None])
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def grouped_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, kv_len_ptr, count_ptr, item_ptr, q_list_ptr, slot_ptr, pos_ptr, queue_ptr,
-    done_ptr, part_ptr, lse_ptr, out_ptr, k_scale_ptr, v_scale_ptr, scale_log2, stride_q, stride_page, stride_head,
-    stride_table, num_tokens,
+    part_ptr, lse_ptr, out_ptr, k_scale_ptr, v_scale_ptr, scale_log2, stride_q, stride_page, stride_head, stride_table,
     KVH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, MT: tl.constexpr, BN: tl.constexpr,
-    FP8: tl.constexpr, CAUSAL: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr, NS: tl.constexpr,
+    FP8: tl.constexpr, CAUSAL: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Programs take work from a queue, longest items first; the heads of an item are neighbours.
-
-    With NS > 0 there is no queue and no launch to follow: each program also merges what it completes, NS slots at a
-    time, and tokens without slots become zeros here.
-    """
+    """Programs take work from a queue, longest items first; the heads of an item are neighbours."""
     num_work = tl.load(count_ptr) * KVH
     work = tl.program_id(0)
     while work < num_work:
-        following = work + tl.num_programs(0)
-        if NS == 0:
-            following = tl.atomic_add(queue_ptr, 1, sem="relaxed") + tl.num_programs(0)
+        following = tl.atomic_add(queue_ptr, 1, sem="relaxed") + tl.num_programs(0)
         run_item(
             work // KVH, work % KVH, q_ptr, k_ptr, v_ptr, table_ptr, kv_len_ptr, item_ptr, q_list_ptr, slot_ptr,
-            pos_ptr, done_ptr, part_ptr, lse_ptr, out_ptr, k_scale_ptr, v_scale_ptr, scale_log2, stride_q,
-            stride_page, stride_head, stride_table, KVH, G, D, PAGE, MT, BN, FP8, CAUSAL, ASM, STAGES, NS,
+            pos_ptr, part_ptr, lse_ptr, out_ptr, k_scale_ptr, v_scale_ptr, scale_log2, stride_q, stride_page,
+            stride_head, stride_table, KVH, G, D, PAGE, MT, BN, FP8, CAUSAL, ASM, STAGES,
         )  # fmt: skip
         work = following
-    if NS > 0:
-        for token in range(tl.program_id(0), num_tokens, tl.num_programs(0)):
-            if tl.load(slot_ptr + token) == tl.load(slot_ptr + token + 1):
-                d = tl.arange(0, D)
-                for head in range(KVH * G):
-                    tl.store(out_ptr + (token * (KVH * G) + head) * D + d, tl.zeros((D,), out_ptr.dtype.element_ty))
 
 
 @triton.jit

@@ -1,19 +1,25 @@
-"""Long chunks of prompts over a cached prefix: the prefix is gathered once and attended by a dense kernel.
+"""Pages gathered into contiguous keys and values and attended by a dense kernel of the library.
 
-    keys      [ prefix, whole pages: gather, dense, not causal | the rows' own: paged, causal ]
-    queries   every query token of the rows sees all of the prefix, so it needs no mask
+Every query token sees all of a cached prefix, so that needs no mask, and the query heads of a KV head become more query
+rows of one head. A long row's own keys are attended causally. The parts come with log-sum-exps and are merged. Gathering
+costs a few percent of the dense kernel's time; it also dequantises fp8.
 
-Both parts come with log-sum-exps and are merged. Gathering costs a few percent of the dense kernel's time (it also
-dequantises fp8), and the dense kernel is faster than a paged one. Rows that share a prefix share its part.
+cuDNN prepares each new shape for up to some tenths of a second, so keys and queries are cut and padded to few sizes.
 """
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from headstart.attention.device_plan import DevicePlan
-from headstart.attention.triton_attention import HeadShape, LayerKV, PlannedAttention, RowTables
+from headstart.attention.triton_attention import HeadShape, LayerKV
 from headstart.attention.triton_tile import unpack_e4m3
+
+MAX_CUDNN_DIM = 128  # of a head; cuDNN's kernel takes no wider ones here
+_LOG2_E = math.log2(math.e)
 
 
 @triton.jit
@@ -37,17 +43,21 @@ def gather_kernel(
     tl.store(target + n * D + tl.arange(0, D)[None, :], values.to(out_ptr.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "num_tokens"])
 def merge_pair_kernel(
-    out_ptr, lse_ptr, dense_ptr, dense_lse_ptr, num_tokens,
-    G: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
+    out_ptr, lse_ptr, dense_ptr, dense_lse_ptr, token_ptr, first, num_tokens, num_dense,
+    G: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """Merge dense results `[kv_heads, tokens, G, D]`, natural log-sum-exps, into `out` `[tokens, q_heads, D]`, base 2."""
-    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
-    ok = token < num_tokens
+    """Merge dense results `[kv_heads, num_dense, G, D]`, natural log-sum-exps, into `out` `[tokens, q_heads, D]`, base 2.
+
+    Token i < `num_tokens` of the dense results is `token_ptr[i]` of `out` if LISTED, else `first` + i.
+    """
+    i = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    ok = i < num_tokens
+    token = tl.load(token_ptr + i, mask=ok, other=0) if LISTED else first + i
     head = tl.program_id(1)
     ours = token * (KVH * G) + head
-    dense = ((head // G) * num_tokens + token) * G + head % G
+    dense = ((head // G) * num_dense + i) * G + head % G
     d = tl.arange(0, D)[None, :]
     lse_a = tl.load(lse_ptr + ours, mask=ok, other=0.0)
     lse_b = tl.load(dense_lse_ptr + dense, mask=ok, other=0.0) * 1.4426950408889634
@@ -58,42 +68,98 @@ def merge_pair_kernel(
     b = tl.load(dense_ptr + dense[:, None] * D + d, mask=ok[:, None], other=0.0).to(tl.float32)
     merged = (a * weight_a[:, None] + b * weight_b[:, None]) / (weight_a + weight_b)[:, None]
     tl.store(out_ptr + ours[:, None] * D + d, merged.to(out_ptr.dtype.element_ty), mask=ok[:, None])
+    tl.store(lse_ptr + ours, peak + tl.log2(weight_a + weight_b), mask=ok)
 
 
-class GatheredExtend:
-    """Chunks of prompts over one common prefix of whole pages. Pays from about 512 query tokens on one prefix; below, the
-    paged kernel alone is faster."""
+@dataclass(frozen=True, slots=True)
+class PieceSizes:
+    """Tokens of what the dense kernel is given, so that it meets few shapes."""
 
-    def __init__(self, heads: HeadShape, paged: PlannedAttention) -> None:
-        """`paged` attends the rows' own keys; it must be causal."""
-        self._heads = heads
-        self._paged = paged
+    keys: tuple[int, ...]  # falling, each a multiple of the next and of the page
+    queries: tuple[int, ...]  # falling
+    own_step: int  # a row's own tokens are padded to a multiple
 
-    def __call__(
-        self,
-        q: torch.Tensor,
-        kv: LayerKV,
-        prefix_pages: torch.Tensor,
-        rows: RowTables,
-        plan: DevicePlan,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        """`q`, `out` [query tokens, q_heads, head_dim], contiguous.
 
-        `prefix_pages` int32 [pages] come before every row's keys. `rows` and `plan` describe the rows without them:
-        page tables from there on, lengths and positions counted from there.
-        """
-        num_tokens, kv_heads, dim = q.shape[0], self._heads.num_kv_heads, self._heads.head_dim
-        lse = torch.empty(num_tokens, self._heads.num_q_heads, dtype=torch.float32, device=q.device)
-        self._paged(q, kv, rows, plan, out, out_lse=lse)
-        k, v = (gather(kv, part, prefix_pages, q.dtype) for part in (0, 1))
-        packed = q.view(num_tokens, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
-        dense, dense_lse = dense_attention(packed, k[None], v[None], self._heads.sm_scale)
-        block = 16
-        merge_pair_kernel[(triton.cdiv(num_tokens, block), self._heads.num_q_heads)](
-            out, lse, dense, dense_lse, num_tokens, G=self._heads.group, KVH=kv_heads, D=dim, BT=block
-        )
-        return out
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """Query tokens of a step, and what is known of their attention."""
+
+    q: torch.Tensor  # [query tokens, q_heads, head_dim]
+    out: torch.Tensor  # like q, contiguous
+    lse: torch.Tensor  # fp32 [query tokens, q_heads], base 2
+
+
+def attend_prefix(
+    heads: HeadShape,
+    kv: LayerKV,
+    step: Attended,
+    pages: torch.Tensor,
+    tokens: slice | torch.Tensor,
+    sizes: PieceSizes,
+) -> None:
+    """Attend the keys of whole `pages`, int32, for the query tokens `tokens`, and merge that into what is known of them.
+
+    The pages hold a multiple of the smallest piece of keys.
+    """
+    pieces = list(_query_pieces(heads, step.q, tokens, sizes.queries))
+    listed = isinstance(tokens, torch.Tensor)
+    block = 16
+    first_page = 0
+    for num_keys, _ in cut(len(pages) * kv.page_size, sizes.keys):
+        end_page = first_page + num_keys // kv.page_size
+        k, v = (gather(kv, part, pages[first_page:end_page], step.q.dtype)[None] for part in (0, 1))
+        first_page = end_page
+        for packed, part, num_tokens in pieces:
+            dense, dense_lse = dense_attention(packed, k, v, heads.sm_scale, causal=False)
+            first = part.start if isinstance(part, slice) else 0
+            merge_pair_kernel[(triton.cdiv(num_tokens, block), heads.num_q_heads)](
+                step.out, step.lse, dense, dense_lse, part if listed else step.lse, first,
+                num_tokens, packed.shape[2] // heads.group, G=heads.group, KVH=heads.num_kv_heads, D=heads.head_dim,
+                BT=block, LISTED=listed,
+            )  # fmt: skip
+
+
+def attend_own(
+    heads: HeadShape, kv: LayerKV, step: Attended, pages: torch.Tensor, tokens: slice, sizes: PieceSizes
+) -> None:
+    """Attend causally a row's own keys, which begin with the first of `pages`, as many as it has query tokens."""
+    num_tokens = tokens.stop - tokens.start
+    room = -(-num_tokens // sizes.own_step) * sizes.own_step
+    k, v = (torch.zeros(1, heads.num_kv_heads, room, heads.head_dim, dtype=step.q.dtype, device=step.q.device)
+            for _ in range(2))  # fmt: skip
+    for part, padded in enumerate((k, v)):  # what lies in the last page behind the row's end may be no number
+        padded[0, :, :num_tokens] = gather(kv, part, pages, step.q.dtype)[:, :num_tokens]
+    q = torch.zeros(room, *step.q.shape[1:], dtype=step.q.dtype, device=step.q.device)
+    q[:num_tokens] = step.q[tokens]
+    dense, dense_lse = dense_attention(q.transpose(0, 1)[None], k, v, heads.sm_scale, causal=True)
+    step.out[tokens] = dense[0, :, :num_tokens].transpose(0, 1)
+    step.lse[tokens] = dense_lse[0, :, :num_tokens].transpose(0, 1) * _LOG2_E
+
+
+def cut(length: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """`length` as pieces of `sizes`, largest first -> (size, used). Only the last may be used in part."""
+    while length > 0:
+        size = next((size for size in sizes if size <= length), sizes[-1])
+        yield size, min(size, length)
+        length -= size
+
+
+def _query_pieces(
+    heads: HeadShape, q: torch.Tensor, tokens: slice | torch.Tensor, sizes: tuple[int, ...]
+) -> Iterator[tuple[torch.Tensor, slice | torch.Tensor, int]]:
+    """-> queries `[1, kv_heads, size * group, head_dim]`, which tokens those are, and how many."""
+    kv_heads, dim = heads.num_kv_heads, heads.head_dim
+    length = len(tokens) if isinstance(tokens, torch.Tensor) else tokens.stop - tokens.start
+    first = 0
+    for size, used in cut(length, sizes):
+        if isinstance(tokens, torch.Tensor):
+            part: slice | torch.Tensor = tokens[first : first + used]
+        else:
+            part = slice(tokens.start + first, tokens.start + first + used)
+        first += used
+        packed = torch.zeros(kv_heads, size, heads.group, dim, dtype=q.dtype, device=q.device)
+        packed[:, :used] = q[part].reshape(used, kv_heads, heads.group, dim).transpose(0, 1)
+        yield packed.view(1, kv_heads, size * heads.group, dim), part, used
 
 
 def gather(kv: LayerKV, part: int, pages: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -111,16 +177,22 @@ def gather(kv: LayerKV, part: int, pages: torch.Tensor, dtype: torch.dtype) -> t
 
 
 def dense_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention without a mask, `[1, heads, n, head_dim]` each. -> contiguous output, natural log-sum-exps fp32."""
+    """Attention of `q` [1, q_heads, n, head_dim] to `k`, `v` [1, kv_heads, m, head_dim]; causal where n = m.
+
+    Returns the output, contiguous, and natural log-sum-exps, fp32 [1, q_heads, n].
+    """
     if not q.is_cuda:
+        k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
         scores = (q.float() @ k.float().transpose(-1, -2)) * sm_scale
+        if causal:
+            scores += torch.full(scores.shape[-2:], float("-inf")).triu(1)
         return (scores.softmax(-1) @ v.float()).to(q.dtype), scores.logsumexp(-1)
-    if q.shape[-1] <= 128:
+    if q.shape[-1] <= MAX_CUDNN_DIM:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            q, k, v, None, True, 0.0, False, False, scale=sm_scale
+            q, k, v, None, True, 0.0, causal, False, scale=sm_scale
         )
     else:
-        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=sm_scale)
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=sm_scale)
     return out.contiguous(), lse.reshape(q.shape[:-1]).contiguous()

@@ -31,7 +31,10 @@ class ModelSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations. auto: the fastest on this processor. All workers must agree."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where a worker computes. Steps on a GPU are not built: auto is the CPU, cuda is refused."""
+    """Where a worker computes. auto: on a GPU if there is one that torch can use."""
+    skip_model_self_test: bool = False
+    """Serve without comparing the loaded model's logits with the library's own first. Saves about a second; a model that
+    fails the test answers wrongly."""
     tp_size: int = 1
     """GPUs that share one worker's tensors. Only 1 is built."""
 
@@ -54,13 +57,14 @@ class CacheSettings:
 
     page_size: int | Auto = "auto"
     """Tokens of one KV page. auto: 16 on a CPU, 64 on a GPU. Prefill and decode workers must agree."""
-    kv_cache_dtype: str = "auto"
-    """Type of stored KV. Only auto (the model's type) is built. Prefill and decode workers must agree."""
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3"] = "auto"
+    """Type of stored KV. auto: that of activations. fp8_e4m3 needs a GPU; its scales are the checkpoint's, or 1. Prefill
+    and decode workers must agree."""
     max_total_tokens: int | Auto = "auto"
     """Tokens the pool holds, rounded down to whole pages. auto: what --mem-fraction-static allows."""
     mem_fraction_static: float | Auto = "auto"
-    """Fraction of the device's free memory that pools may take. auto: 0.85 on a GPU; on a CPU at most 0.4, and no
-    more than a few contexts."""
+    """On a GPU the fraction of its memory for weights and pools, auto: 0.85; workers that share a card divide it. On a CPU
+    the fraction of the free memory that pools may take, auto: at most 0.4, and no more than a few contexts."""
     disable_radix_cache: bool = False
     """Keep nothing after a request ends: every prompt is computed and moved whole."""
     disaggregation_decode_enable_radix_cache: bool = False
@@ -110,10 +114,15 @@ class StepSettings:
     local_prefill_tokens: int | Auto = "auto"
     """Tokens of short prompts that a decode worker computes itself, per step over all requests. auto: one page on a
     CPU, 256 on a GPU. 0: never."""
+    itl_slo_ms: float = 0.0
+    """Milliseconds between the tokens of a stream that a decode worker aims to keep at the 95th percentile: it computes fewer
+    prompt tokens beside decode rows, and lets fewer requests run. 0: no such objective; on a GPU prompt tokens then make a
+    step at most three times as long as one without them."""
     stream_interval: int = 1
     """Tokens per streamed message. Only 1 is built."""
-    cuda_graph_max_bs: int = 0
-    """Largest batch captured as a CUDA graph. Only 0 (none) is built."""
+    cuda_graph_max_bs: int | Auto = "auto"
+    """Most decode rows of a step that is captured as a CUDA graph; larger steps cost the host more. 0: none is captured.
+    auto: --max-running-requests, at most 256."""
     watchdog_timeout: float = 300.0
     """Seconds a worker's loop may be stuck before the process ends itself."""
     drain_timeout: float = 30.0
@@ -130,6 +139,7 @@ class StepSettings:
             ("--cuda-graph-max-bs", self.cuda_graph_max_bs, 0),
         ):
             require(value == "auto" or value >= least, f"{flag} must be at least {least}, got {value}")
+        require(0 <= self.itl_slo_ms < inf, f"--itl-slo-ms must be 0 or more, got {self.itl_slo_ms}")
         require(0 < self.watchdog_timeout < inf, f"--watchdog-timeout must be positive, got {self.watchdog_timeout}")
         require(0 <= self.drain_timeout < inf, f"--drain-timeout must be 0 or more, got {self.drain_timeout}")
 
@@ -300,21 +310,13 @@ def conflicts(settings: WorkerSettings) -> list[str]:
     """Every combination that is not built or makes no sense, one sentence each, naming the settings involved."""
     model, cache, step = settings.model, settings.cache, settings.step
     found = []
-    if model.device == "cuda":
-        found.append("--device cuda: steps on a GPU are not built; only auto and cpu work.")
     if model.tp_size > 1:
         found.append(f"--tp-size {model.tp_size} with --device {model.device}: only --tp-size 1 is built.")
-    if cache.kv_cache_dtype != "auto":
-        found.append(
-            f"--kv-cache-dtype {cache.kv_cache_dtype} with --dtype {model.dtype}: KV is stored in the model's type; "
-            "only --kv-cache-dtype auto is built."
-        )
+    found += _of_devices(model, cache, step)
     if cache.disable_radix_cache and cache.disaggregation_decode_enable_radix_cache:
         found.append("--disable-radix-cache and --disaggregation-decode-enable-radix-cache contradict each other.")
     if step.stream_interval != 1:
         found.append(f"--stream-interval {step.stream_interval}: only 1 is built.")
-    if step.cuda_graph_max_bs:
-        found.append(f"--cuda-graph-max-bs {step.cuda_graph_max_bs}: CUDA graphs are not built; only 0 works.")
     least_page = LEAST_AUTO_PAGE if cache.page_size == "auto" else cache.page_size
     if cache.max_total_tokens != "auto" and cache.max_total_tokens < 2 * least_page:
         found.append(
@@ -335,6 +337,24 @@ def conflicts(settings: WorkerSettings) -> list[str]:
             f"--disaggregation-transfer-backend {settings.transfer.disaggregation_transfer_backend}: not built; the "
             "backend chooses its devices."
         )
+    return found
+
+
+def _of_devices(model: ModelSettings, cache: CacheSettings, step: StepSettings) -> list[str]:
+    """Conflicts of what only one kind of device can do."""
+    found = []
+    if model.device == "cpu" and cache.kv_cache_dtype == "fp8_e4m3":
+        found.append("--kv-cache-dtype fp8_e4m3 with --device cpu: needs a GPU.")
+    if model.device == "cpu" and step.cuda_graph_max_bs not in ("auto", 0):
+        found.append(f"--cuda-graph-max-bs {step.cuda_graph_max_bs} with --device cpu: there are no CUDA graphs.")
+    if model.device == "cuda" and cache.kv_cache_dtype in ("float32", "float16"):
+        found.append(
+            f"--kv-cache-dtype {cache.kv_cache_dtype} with --device cuda: only bfloat16 and fp8_e4m3 are built."
+        )
+    if model.device == "cuda" and model.dtype in ("float32", "float16"):
+        found.append(f"--dtype {model.dtype} with --device cuda: only bfloat16 is built.")
+    if model.device == "cuda" and cache.page_size not in ("auto", 16, 32, 64, 128):
+        found.append(f"--page-size {cache.page_size} with --device cuda: only 16, 32, 64 and 128 are built.")
     return found
 
 

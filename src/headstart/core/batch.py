@@ -12,9 +12,12 @@ far as it draws the same ones.
 
 from typing import Protocol
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from headstart.core.arrays import Int32Array
+from headstart.core.layout import PoolRegion
 from headstart.core.request import SamplingParams
 
 
@@ -102,3 +105,20 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class DeviceExecutor(Executor, Protocol):
+    """What a worker is put together from: an executor with a KV pool on a device."""
+
+    @property
+    def region(self) -> PoolRegion:
+        """Where the pool lies: what transfers read and write."""
+        ...
+
+    def host_pages(self) -> NDArray[np.uint8] | None:
+        """The pool's own memory, [num_pages, page_bytes]; None if the host cannot address it."""
+        ...
+
+    def warm_up(self) -> None:
+        """Bring code, buffers and weights into memory, in pages 0.. before any is in use. Raises WorkerError."""
+        ...

@@ -157,7 +157,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The specs differ; `message` names both values. Both processes live on."""
+    """The specs differ; `message` names both workers, the property and both values. Both processes live on."""
 
     worker: WorkerRef
     message: str
@@ -282,6 +282,9 @@ class WorkerLoad(Struct, frozen=True):
     counters: dict[str, float] = {}  # monotonic totals: tokens, hits, bytes moved and saved, retractions, ...
     overdue_pages: int = 0  # kept for a peer that has let its time pass
     must_restart: bool = False  # too many of them, and neither word nor proof came: only a restart gets them back
+    mismatches: tuple[
+        str, ...
+    ] = ()  # each names a peer that exchanges no KV with this worker, and the setting that differs
 
     @property
     def used_pages(self) -> int:

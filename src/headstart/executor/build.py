@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headstart.attention.torch_cpu import CpuAttention
+from headstart.core.batch import DeviceExecutor
 from headstart.core.errors import WorkerError
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec
 from headstart.core.kv_layout import KVLayout
@@ -25,13 +26,22 @@ from headstart.model.info import (
 )
 from headstart.model.linear import float16_weights_are_built, pack_linears, round_linears
 from headstart.model.load import load_model
-from headstart.model.self_test import SelfTest, TestPool, check_model, library_logits, num_test_pages
+from headstart.model.self_test import ScratchPool, SelfTest, check_model, library_logits, num_test_pages
 from headstart.model.source import WeightSource
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU_COPY_SHARE = 0.25
 """Of the pool's size, beside it: copies of shared and settled pages that the CPU attention keeps between steps."""
 _BF16_CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class CardLimits:
+    """What the buffers on a GPU are made for."""
+
+    max_rows: int = 256  # decode rows of one step
+    graph_max_rows: int = 256  # of one captured step; 0: none is captured
+    context_len: int = 0  # tokens of the longest sequence; 0: as many as the pool holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,7 @@ class ExecutorConfig:
     few_rows: bool = True  # False: steps are long chunks alone, as on a prefill worker
     grouped_attention: bool = True  # False reads a shared prefix once per row: for comparison
     self_test: bool = True  # refuse a model whose steps differ from the library's own forward
+    card: CardLimits = CardLimits()  # on a GPU
 
 
 def choose_dtype(name: str, device: str) -> str:
@@ -61,25 +72,38 @@ def choose_dtype(name: str, device: str) -> str:
         if device != "cpu" or _cpu_flags() & _BF16_CPU_FLAGS:
             return "bfloat16"
         return "float16" if float16_weights_are_built() else "float32"
-    if name not in _DTYPES:
-        raise WorkerError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
+    if name not in DTYPES:
+        raise WorkerError(f"dtype {name!r} is not one of auto, {', '.join(DTYPES)}")
     return name
 
 
 def choose_kv_dtype(name: str, dtype: str, device: str) -> str:
     """Resolve "auto" to the type of activations, given the weights': no conversion between a layer and the pool."""
+    if name == "fp8_e4m3":
+        if device == "cpu":
+            raise WorkerError("--kv-cache-dtype fp8_e4m3 needs a GPU")
+        return name
     if name != "auto":
         return choose_dtype(name, device)
     return "float32" if _packs_float16(dtype, device) else dtype
 
 
-def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = None) -> TorchExecutor:
-    """Load the model, reserve the pool, start the thread, which calls `on_done` after each step. Raises WorkerError."""
-    torch.set_num_threads(config.num_threads)
+def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = None) -> DeviceExecutor:
+    """Load the model, reserve the pool, start the executor's thread, which calls `on_done` after each step. Raises
+    WorkerError."""
     if config.device == "cpu":
-        keep_freed_memory()
+        return make_cpu_executor(config, on_done)
+    from headstart.executor.cuda.build import make_card_executor  # Triton is installed on GPU machines alone
+
+    return make_card_executor(config, on_done)
+
+
+def make_cpu_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = None) -> TorchExecutor:
+    """The same on the CPU."""
+    torch.set_num_threads(config.num_threads)
+    keep_freed_memory()
     model, expected = _load(config)
-    layout = kv_layout(config, _info(config))
+    layout = kv_layout(config, model_info(config))
     pool = KVPool.allocate(layout, config.num_pages, config.device)
     if expected is not None:
         _self_test(config, model, expected, layout)
@@ -90,7 +114,7 @@ def make_executor(config: ExecutorConfig, on_done: Callable[[], None] | None = N
 
 def make_kv_spec(config: ExecutorConfig) -> KVSpec:
     """What peers must agree on with an executor built from `config`. Torch-free work only, but reads the weights once."""
-    info = _info(config)
+    info = model_info(config)
     content = read_model_config(config.weights.folder, parse_overrides(config.weights.overrides))
     return KVSpec(
         protocol_version=PROTOCOL_VERSION,
@@ -107,20 +131,19 @@ def kv_layout(config: ExecutorConfig, info: ModelInfo) -> KVLayout:
 
 def _self_test(config: ExecutorConfig, model: PreTrainedModel, expected: SelfTest, layout: KVLayout) -> None:
     """Raise ModelRefused unless steps over a small pool of `layout` give what the library computes."""
-    info = _info(config)
+    info = model_info(config)
     attention = _attention(config, KVPool.allocate(layout, num_test_pages(config.page_size), config.device))
-    pool = TestPool(attention.begin, config.page_size, info.num_layers)
-    check_model(model, expected, pool, _DTYPES[choose_dtype(config.dtype, config.device)], info.context_len)
+    pool = ScratchPool(attention.begin, config.page_size, info.num_layers)
+    check_model(model, expected, pool, DTYPES[choose_dtype(config.dtype, config.device)], info.context_len)
 
 
 def _load(config: ExecutorConfig) -> tuple[PreTrainedModel, SelfTest | None]:
     """The model, and what the library computes with it, taken before its modules are replaced."""
     dtype = choose_dtype(config.dtype, config.device)
     packs_float16 = _packs_float16(dtype, config.device)
-    model = load_model(config.weights, torch.float32 if packs_float16 else _DTYPES[dtype], config.device)
+    model = load_model(config.weights, torch.float32 if packs_float16 else DTYPES[dtype], config.device)
     expected = library_logits(model) if config.self_test else None
-    if config.device == "cpu":
-        fuse(model)
+    fuse(model)
     if packs_float16 and config.few_rows:
         pack_linears(model)
     elif packs_float16:
@@ -136,13 +159,11 @@ def _packs_float16(dtype: str, device: str) -> bool:
     return dtype == "float16" and device == "cpu"
 
 
-def _info(config: ExecutorConfig) -> ModelInfo:
+def model_info(config: ExecutorConfig) -> ModelInfo:
     return read_model_info(config.weights.folder, parse_overrides(config.weights.overrides))
 
 
 def _attention(config: ExecutorConfig, pool: KVPool) -> AttentionBackend:
-    if config.device != "cpu":
-        raise WorkerError(f"attention on {config.device!r} is not built")
     return CpuAttention(pool.data, config.grouped_attention, copy_bytes=int(pool.data.nbytes * CPU_COPY_SHARE))
 
 

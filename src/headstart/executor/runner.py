@@ -17,13 +17,15 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from headstart.attention.torch_cpu import AttentionRow
 from headstart.core.arrays import int32_array
-from headstart.core.batch import Batch, BatchOutput, Row
+from headstart.core.batch import Batch, BatchOutput, Row, Sampled
 from headstart.core.errors import InvariantError, WorkerError
-from headstart.core.layout import pages_for
+from headstart.core.layout import PoolRegion, pages_for
+from headstart.executor.drafts import accepted
 from headstart.executor.packing import pack
 from headstart.executor.pool import KVPool
 from headstart.executor.sampler import sample
@@ -58,17 +60,25 @@ class StepRunner:
             }
             if packed.tasks:
                 logits = self.model(**forward, logits_to_keep=packed.logits_to_keep).logits[0]
-                sampled = sample(logits, packed.tasks)
+                sampled = _per_row(batch, sample(logits, packed.tasks))
             else:
                 self.model.base_model(**forward)
                 sampled = ()
-            if self.pool.data.is_cuda:
-                torch.cuda.synchronize(self.pool.data.device)
         return BatchOutput(batch.step_id, sampled, time.perf_counter() - started)
 
 
+def _per_row(batch: Batch, drawn: Sequence[Sampled]) -> tuple[Sampled, ...]:
+    """What each sampled row drew, of which `num_drafts` + 1 positions in a row are one row's."""
+    found, first = [], 0
+    for row in batch.rows:
+        if row.sample is not None:
+            found.append(accepted(row, drawn[first : first + row.num_drafts + 1]))
+            first += row.num_drafts + 1
+    return tuple(found)
+
+
 class TorchExecutor:
-    """See `headstart.core.batch.Executor`. `on_done` is called on the executor's thread when a step has ended."""
+    """See `headstart.core.batch.DeviceExecutor`. `on_done` is called on the executor's thread when a step has ended."""
 
     def __init__(self, runner: StepRunner, num_threads: int, on_done: Callable[[], None] | None = None) -> None:
         self.pool = runner.pool
@@ -96,6 +106,8 @@ class TorchExecutor:
             raise InvariantError(f"step {batch.step_id} launched while another is in flight")
         if self._thread is None:
             raise InvariantError("the executor is not started or already closed")
+        if any(row.pending is not None for row in batch.rows):
+            raise InvariantError(f"step {batch.step_id} waits for a token of a step that has ended")
         self._running = True
         self._inbox.put(batch)
 
@@ -118,6 +130,13 @@ class TorchExecutor:
             self._inbox.put(None)
             self._thread.join()
             self._thread = None
+
+    @property
+    def region(self) -> PoolRegion:
+        return self.pool.region
+
+    def host_pages(self) -> NDArray[np.uint8] | None:
+        return self.pool.host_bytes()
 
     def warm_up(self, num_tokens: int = 32) -> None:
         """Run a prompt and a few decode rows through pages 0.., before any of them is in use. Not concurrently with

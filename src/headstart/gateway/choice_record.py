@@ -70,6 +70,7 @@ class ChoiceRecord:
     sink: Sink
     deadline: float
     state: ChoiceState
+    worker_name: str = ""  # of the worker that has it, as a sender
     attempt: int = -1  # of the latest hand-over; -1 before the first
     tokens: list[int] = field(default_factory=list)  # accepted outputs, over all attempts
     died: dict[WorkerRef, float] = field(default_factory=dict)  # workers that ended with it -> how much that counts

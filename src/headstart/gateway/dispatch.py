@@ -166,8 +166,9 @@ class Dispatcher:
         """Take a message. Unexpected, late and duplicate ones are counted and ignored."""
         match message:
             case Tokens():
+                now = self._clock.now()
                 for delta in message.deltas:
-                    self._on_tokens(sender, delta)
+                    self._on_tokens(sender, delta, now)
             case Accepted() | Rejected() | Finished() | Failed():
                 self._on_reply(sender, message)
             case Heartbeat():
@@ -194,11 +195,11 @@ class Dispatcher:
     def _current(self, sender: str, ref: ChoiceRef) -> ChoiceRecord | None:
         """The choice this is about, if it comes from the worker and attempt that have it now."""
         choice = self._open.find(ref.request_id, ref.choice)
-        if choice is None or choice.attempt != ref.attempt or str(choice.worker) != sender:
+        if choice is None or choice.attempt != ref.attempt or choice.worker_name != sender:
             return None
         return choice
 
-    def _on_tokens(self, sender: str, delta: TokenDelta) -> None:
+    def _on_tokens(self, sender: str, delta: TokenDelta, now: float) -> None:
         choice = self._current(sender, delta.ref)
         if choice is None:
             self.counters["late_tokens"] += len(delta.token_ids)
@@ -206,7 +207,7 @@ class Dispatcher:
             return
         if isinstance(choice.state, Stopping):
             return
-        self._note_running(choice)
+        self._note_running(choice, now)
         if delta.index < len(choice.tokens):
             self.counters["duplicate_tokens"] += len(delta.token_ids)
         elif delta.index > len(choice.tokens):
@@ -215,13 +216,13 @@ class Dispatcher:
             choice.tokens.extend(delta.token_ids)
             choice.sink.on_tokens(delta)
 
-    def _note_running(self, choice: ChoiceRecord) -> None:
-        now = self._clock.now()
-        if isinstance(choice.state, Submitted):
-            choice.state = Serving(choice.state.worker, now)
+    def _note_running(self, choice: ChoiceRecord, now: float) -> None:
+        state = choice.state
+        if isinstance(state, Serving):
+            state.last_seen_at = now
+        elif isinstance(state, Submitted):
+            choice.state = Serving(state.worker, now)
             choice.refusals.clear()
-        elif isinstance(choice.state, Serving):
-            choice.state.last_seen_at = now
 
     def _on_gap(self, choice: ChoiceRecord) -> None:
         """Something of this attempt was lost: start another where its tokens end."""
@@ -244,7 +245,7 @@ class Dispatcher:
             return
         match message:
             case Accepted():
-                self._note_running(choice)
+                self._note_running(choice, self._clock.now())
             case Rejected():
                 self._on_rejected(choice, message)
             case Finished() if message.num_tokens > len(choice.tokens):
@@ -386,9 +387,10 @@ class Dispatcher:
         self._policy.note_given(choice)
         self._send(record.full_name, Submit(choice.at_attempt(now), self._router.ranking(choice)))
 
-    def _set_state(self, choice: ChoiceRecord, place: Queued | Submitted) -> None:
+    def _set_state(self, choice: ChoiceRecord, state: Queued | Submitted) -> None:
         self.registry.count_open(choice.worker, -1)
-        choice.state = place
+        choice.state = state
+        choice.worker_name = "" if state.worker is None else str(state.worker)
         self.registry.count_open(choice.worker, 1)
 
     # ---- ends --------------------------------------------------------------------------------------------------------

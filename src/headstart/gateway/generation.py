@@ -124,7 +124,7 @@ class Generation:
         request_id = self._request_id(prompt)
         return ChoiceStream(
             prompt * self.spec.num_choices + choice,
-            make_detokenizer(tokenizer, self.spec.skip_special_tokens),
+            make_detokenizer(tokenizer, self.spec.skip_special_tokens, self.spec.prompts[prompt]),
             self.spec.rules,
             self._put,
             lambda: self._calls.stop(request_id, choice),

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from headstart.text.chat_template import ChatTemplate, template_source
-from headstart.text.tokenizer import TextTokenizer, load_tokenizer
+from headstart.text.chat_template import ChatTemplate, load_chat_template
+from headstart.text.folder import load_tokenizer
+from headstart.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,4 @@ def load_served_model(
 ) -> ServedModel:
     """Read what is needed from a model folder. Raises WorkerError. `now` is for templates that print the date."""
     tokenizer = load_tokenizer(folder)
-    source = template_source(tokenizer.config)
-    template = ChatTemplate(source, tokenizer.named_special_tokens, now) if source else None
-    return ServedModel(name, bounds, tokenizer, template)
+    return ServedModel(name, bounds, tokenizer, load_chat_template(tokenizer, now))

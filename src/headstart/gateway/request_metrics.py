@@ -23,7 +23,7 @@ class RequestMetrics:
 
     def observe(self, event: Event) -> None:
         if isinstance(event, TextChunk):
-            self._observe_chunk(event)
+            self._observe_chunk(event.choice)
             return
         outcome = event.code.value if isinstance(event, Failure) else event.finish_reason
         self._metrics.requests.labels(self._endpoint, outcome).inc()
@@ -32,13 +32,13 @@ class RequestMetrics:
             self._metrics.cached_tokens.inc(event.stats.cached_tokens)
             self._metrics.bytes_moved.inc(event.stats.bytes_moved)
 
-    def _observe_chunk(self, chunk: TextChunk) -> None:
-        now = self._clock.now()
-        if not self._last:
+    def _observe_chunk(self, choice: int) -> None:
+        now, last = self._clock.now(), self._last
+        if (before := last.get(choice)) is not None:
+            self._metrics.between_tokens_s.observe(now - before)
+        elif not last:
             self._metrics.first_token_s.observe(now - self._started_at)
-        if chunk.choice in self._last:
-            self._metrics.between_tokens_s.observe(now - self._last[chunk.choice])
-        self._last[chunk.choice] = now
+        last[choice] = now
 
 
 class DispatchCollector(Collector):

@@ -73,7 +73,7 @@ class TokenMemory:
         last = deque(self._special.finditer(prompt), maxlen=1)
         if not last or not answer_ids or self._special.search(answer):
             return False
-        if self._tokenizer.decode(answer_ids, skip_special_tokens=False) != answer:
+        if self._tokenizer.decode_after(prompt_ids, answer_ids, skip_special_tokens=False) != answer:
             return False
         end = last[0].end()
         key = _digest(namespace, prompt[:end])

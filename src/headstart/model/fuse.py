@@ -1,9 +1,10 @@
 """Fewer, larger operations for decoder blocks of the common form, checked against the library's own.
 
-A decode step of a small model on a CPU spends as long in the library's many small operations as in its products. Where
-a module has the common form (q, k and v projections with rotate-half rotary embedding; gated SiLU; RMS norm) it is
-replaced by one that computes the same with merged projections. The form is recognised by attributes and then proved:
-both modules run on random inputs, and unless they agree to rounding the library's stays.
+A decode step of a small model on a CPU spends as long in the library's many small operations as in its products. If a
+module has the common form (q, k and v projections with rotate-half rotary embedding; gated SiLU; RMS norm) it is
+replaced by one that computes the same with merged projections. Only modules that run the code of a model we know, on
+known parts, are taken (`forms.py`): outputs on random inputs cannot show a rule that they do not reach. They are compared
+besides, and unless both agree to rounding the library's module stays.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralAttention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from headstart.model.forms import has_only, runs_code_of
 from headstart.model.hook import STEP_KEYWORD, StepAttention
 
 _TOLERANCE = 1e-4
@@ -106,25 +113,54 @@ def fuse(model: nn.Module) -> int:
 
 
 def _fused_norm(module: Any) -> nn.Module | None:
-    eps = getattr(module, "variance_epsilon", None)
-    if isinstance(module, FusedNorm) or eps is None or [name for name, _ in module.named_parameters()] != ["weight"]:
+    if isinstance(module, FusedNorm) or not _is_norm(module):
         return None
-    return FusedNorm(module.weight, eps)
+    return FusedNorm(module.weight, module.variance_epsilon)
+
+
+def _is_norm(module: Any) -> bool:
+    return isinstance(module, FusedNorm) or (
+        hasattr(module, "variance_epsilon")
+        and has_only(module, set(), {"weight"})
+        and runs_code_of(module, (LlamaRMSNorm,))
+    )
 
 
 def _fused_mlp(module: Any) -> nn.Module | None:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    if not all(type(part) is nn.Linear for part in parts) or not hasattr(module, "act_fn"):
+    if not all(type(part) is nn.Linear for part in parts) or not has_only(
+        module, {"gate_proj", "up_proj", "down_proj", "act_fn"}
+    ):
+        return None
+    if type(module.act_fn) is not type(ACT2FN["silu"]) or not runs_code_of(module, (LlamaMLP,)):
         return None
     return FusedMLP(_merged(parts[:2]), parts[2])
 
 
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_ROTARY = ("apply_rotary_pos_emb", "rotate_half")
+
+
 def _fused_attention(module: Any) -> nn.Module | None:
-    parts = [getattr(module, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
-    known = all(hasattr(module, name) for name in ("layer_idx", "scaling", "head_dim"))
-    if not known or not all(type(part) is nn.Linear for part in parts):
+    parts = [getattr(module, name, None) for name in _PROJECTIONS]
+    if not all(type(part) is nn.Linear for part in parts) or _window(module) is not None:
+        return None
+    if has_only(module, set(_PROJECTIONS)):
+        known: tuple[type[nn.Module], ...] = (LlamaAttention, Qwen2Attention, MistralAttention)
+    elif has_only(module, {*_PROJECTIONS, "q_norm", "k_norm"}) and _is_norm(module.q_norm) and _is_norm(module.k_norm):
+        known = (Qwen3Attention,)
+    else:
+        return None
+    if not module.is_causal or not runs_code_of(module, known, _ROTARY):
         return None
     return FusedAttention(_merged(parts[:3]), module)
+
+
+def _window(module: Any) -> int | None:
+    """The sliding window that the module asks for: its own, or in code like Mistral's its configuration's."""
+    if hasattr(module, "sliding_window"):
+        return module.sliding_window
+    return getattr(getattr(module, "config", None), "sliding_window", None)
 
 
 def _merged(parts: list[Any]) -> nn.Linear:

@@ -11,6 +11,7 @@ import torch
 from transformers import AttentionInterface
 
 from headstart.core.errors import WorkerError
+from headstart.model.forms import drops_keywords
 
 ATTENTION_NAME = "headstart_paged"
 STEP_KEYWORD = "headstart_step"
@@ -28,6 +29,36 @@ class StepAttention(Protocol):
         """Write `key` and `value` [tokens, kv_heads, head_dim] to their pages, then attend `query` [tokens, heads,
         head_dim] causally over each row's pages. Returns [tokens, heads, head_dim]."""
         ...
+
+
+def pass_step_on(model: torch.nn.Module) -> int:
+    """Hand the step to attention modules whose parents receive it and do not pass it on; returns how many."""
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if hasattr(child, "layer_idx") and hasattr(child, "is_causal") and drops_keywords(type(parent), name):
+                _Relay().install(parent, child)
+                count += 1
+    return count
+
+
+class _Relay:
+    """Carries the keyword from a parent's call to the call of its child, which the parent makes without it."""
+
+    def __init__(self) -> None:
+        self._step: StepAttention | None = None
+
+    def install(self, parent: torch.nn.Module, child: torch.nn.Module) -> None:
+        parent.register_forward_pre_hook(self._receive, with_kwargs=True)
+        child.register_forward_pre_hook(self._hand_on, with_kwargs=True)
+
+    def _receive(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self._step = keywords.get(STEP_KEYWORD)
+
+    def _hand_on(
+        self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, keywords if self._step is None else keywords | {STEP_KEYWORD: self._step}
 
 
 def register_attention() -> None:
@@ -53,7 +84,9 @@ def paged_attention(
     layer = getattr(module, "layer_idx", None)
     if step is None or layer is None or query.shape[0] != 1:
         raise WorkerError(f"{type(module).__name__} was not called with one packed batch of {STEP_KEYWORD}")
-    unknown = [name for name, value_ in keywords.items() if name not in _HARMLESS and value_ not in (None, False)]
+    unknown = [
+        name for name, given in keywords.items() if name not in _HARMLESS and given is not None and given is not False
+    ]
     if attention_mask is not None:
         unknown.append("attention_mask")
     if dropout:

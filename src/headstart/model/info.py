@@ -102,15 +102,17 @@ def geometry(config: dict[str, Any]) -> Geometry:
         num_layers=_stated(config, "number of layers", _LAYERS),
         num_heads=heads,
         num_kv_heads=_num_kv_heads(config, heads),
-        head_dim=int(config.get("head_dim") or width // heads),
+        head_dim=int(config.get("head_dim") or config.get("kv_channels") or width // heads),
     )
 
 
 def _num_kv_heads(config: dict[str, Any], heads: int) -> int:
+    if config.get("multi_query"):
+        return 1  # gpt_bigcode
+    if "kv_channels" in config:
+        return heads  # jetmoe repeats keys for each expert before the attention
     if (stated := config.get("num_key_value_heads")) is not None:
         return int(stated)
-    if config.get("multi_query") and not config.get("new_decoder_architecture"):
-        return 1  # gpt_bigcode, falcon
     nested = config.get("attn_config")
     of_nested = nested.get("kv_n_heads") if isinstance(nested, dict) else None  # dbrx, mpt
     return int(config.get("num_kv_heads") or of_nested or heads)

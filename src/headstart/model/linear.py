@@ -12,10 +12,42 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from headstart.core.errors import WorkerError
+from headstart.model.forms import reads_parameters_of
 
 _F16_MAX = 65504.0
 _SLICE = 4096
 """Outputs packed at a time. Packing walks down columns: of taller weights each step misses the caches."""
+_PROJECTIONS = frozenset(
+    [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "qkv_proj",
+        "out_proj",
+        "query_key_value",
+        "dense",
+        "c_attn",
+        "c_proj",
+        "gate_proj",
+        "up_proj",
+        "gate_up_proj",
+        "down_proj",
+        "fc1",
+        "fc2",
+        "fc_in",
+        "fc_out",
+        "c_fc",
+        "dense_h_to_4h",
+        "dense_4h_to_h",
+        "w1",
+        "w2",
+        "w3",
+        "lm_head",
+        "embed_out",
+    ]
+)
+"""Names of attention's, feed-forward layers' and output projections in the library."""
 
 
 def float16_weights_are_built() -> bool:
@@ -39,7 +71,7 @@ class Float16Linear(torch.nn.Module):
 
 
 def pack_linears(model: torch.nn.Module) -> int:
-    """Replace every float32 nn.Linear whose weights fit float16; returns how many. Other modules keep float32.
+    """Replace every projection in float32 whose weights fit float16; returns how many. Other modules keep float32.
 
     Raises WorkerError where this torch lacks the kernels.
     """
@@ -62,12 +94,16 @@ def round_linears(model: torch.nn.Module) -> int:
 
 
 def _linears(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
-    """(parent, name, module) of what can be packed."""
+    """(parent, name, module) of what can be packed: a projection by name, which its parent calls and looks no further
+    into. Routers stay as they are: they are small, and rounded scores would pick other experts."""
     return [
         (module, name, child)
         for module in model.modules()
         for name, child in module.named_children()
-        if type(child) is torch.nn.Linear and _fits(child)
+        if type(child) is torch.nn.Linear
+        and name in _PROJECTIONS
+        and not reads_parameters_of(type(module), name)
+        and _fits(child)
     ]
 
 

@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as library_logging
 
-from headstart.model.hook import ATTENTION_NAME, register_attention
+from headstart.model.hook import ATTENTION_NAME, pass_step_on, register_attention
 from headstart.model.info import parse_overrides, read_model_config
 from headstart.model.positions import fix_position_scaling
 from headstart.model.refusals import refuse_config, refuse_unservable
@@ -32,6 +32,7 @@ def load_model(source: WeightSource, dtype: torch.dtype, device: str = "cpu") ->
     except (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, ImportError) as error:
         raise ModelRefused(f"cannot load {source.folder} ({config.model_type}): {_first_line(error)}") from error
     fix_position_scaling(model)
+    pass_step_on(model)
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -106,3 +107,11 @@ def _first_line(error: object) -> str:
     if len(lines) > 1 and text.endswith(":"):
         text += f" {lines[1]}"
     return text if not isinstance(error, KeyError) else f"no {text}"
+
+
+def num_parameters(source: WeightSource) -> int:
+    """Parameters of the model, counted without drawing or reading one. Raises ModelRefused."""
+    config = load_config(source)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -11,7 +11,7 @@ from typing import Any
 
 from headstart.core.errors import WorkerError
 from headstart.model.info import geometry, parse_overrides, read_model_config, rope_sections
-from headstart.model.kinds import NOT_BUILT
+from headstart.model.kinds import BIDIRECTIONAL, NOT_BUILT
 from headstart.model.refused import ModelRefused
 from headstart.model.weights import check_weight_files
 
@@ -58,6 +58,8 @@ def _is_of_a_built_kind(config: dict[str, Any]) -> str | None:
 def _is_a_decoder(config: dict[str, Any]) -> str | None:
     if config.get("is_encoder_decoder"):
         return "is an encoder-decoder model; only causal language models are served"
+    if not config.get("is_decoder") and config["model_type"] in BIDIRECTIONAL:
+        return "attends in both directions (is_decoder false); only causal language models are served"
     parts = [part for part in _PARTS if isinstance(config.get(part), dict)]
     if parts:
         return f"has parts beside its language model ({', '.join(parts)}); models of several parts are not built"
@@ -96,7 +98,7 @@ def _counts_positions_by_row(config: dict[str, Any]) -> str | None:
             "scales queries by a token's place in the step instead of its position (attn_temperature_tuning), which "
             "is wrong in a step of several requests"
         )
-    if config.get("position_embedding_type") in ("relative_key", "relative_key_query"):
+    if str(config.get("position_embedding_type")).startswith("relative_key"):
         return f"has {config['position_embedding_type']} position embeddings, which are not built"
     return None
 
@@ -122,8 +124,8 @@ def _keeps_one_width(config: dict[str, Any]) -> str | None:
 
 _RULES: tuple[Rule, ...] = (
     _names_a_type,
-    _is_a_decoder,
     _is_of_a_built_kind,
+    _is_a_decoder,
     _is_not_quantised,
     _has_full_layers_only,
     _has_plain_scores,

@@ -1,6 +1,6 @@
 """The self-test of a loaded model: its steps give the library's own logits, or it is not served.
 
-Two facts are checked, on a short prompt of tokens that are spread over the vocabulary:
+Two facts are checked, on two short prompts of tokens that are spread over the vocabulary:
 
     calls    every layer asks for our attention exactly once a step
     logits   they equal the library's own forward (eager attention, no cache) within a bound for the weights' type:
@@ -48,15 +48,15 @@ _FAR = 3  # tokens of each of two rows that are far apart
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """A prompt, the library's logits for every token of it, and how far the library is from itself."""
+    """Two prompts, the library's logits for every token of them, and how far the library is from itself."""
 
-    prompt: torch.Tensor  # [tokens] int64
-    logits: torch.Tensor  # [tokens, vocabulary] float32
+    prompts: torch.Tensor  # [2, tokens] int64
+    logits: torch.Tensor  # [2, tokens, vocabulary] float32
     noise: float = 0.0  # median relative difference between eager and fused attention; 0 in float32
 
 
 @dataclass(frozen=True, slots=True)
-class TestPool:
+class ScratchPool:
     """A pool of at least `num_test_pages(page_size)` pages that holds nothing."""
 
     begin: Begin
@@ -74,32 +74,32 @@ def library_logits(model: PreTrainedModel) -> SelfTest:
     """What the library itself computes with `model`, as it was loaded. Raises ModelRefused if it cannot."""
     try:
         vocab_size = int(model.get_input_embeddings().weight.shape[0])
-        prompt = (torch.arange(_PROMPT, device=model.device) * 7919 + 11) % vocab_size
-        logits = _library_run(model, "eager", prompt)
-        noise = _noise(model, prompt, logits)
+        prompts = (torch.arange(2 * _PROMPT, device=model.device).reshape(2, -1) * 7919 + 11) % vocab_size
+        logits = _library_run(model, "eager", prompts)
+        noise = _noise(model, prompts, logits)
         model.set_attn_implementation(ATTENTION_NAME)
     except Exception as error:
         raise _refused(model, f"the library's own forward fails: {_named(error)}") from error
-    return SelfTest(prompt, logits, noise)
+    return SelfTest(prompts, logits, noise)
 
 
-def _library_run(model: PreTrainedModel, attention: str, ids: torch.Tensor) -> torch.Tensor:
+def _library_run(model: PreTrainedModel, attention: str, prompts: torch.Tensor) -> torch.Tensor:
     model.set_attn_implementation(attention)
-    return _logits(model(input_ids=ids.unsqueeze(0), use_cache=False))
+    return model(input_ids=prompts, use_cache=False).logits.float()
 
 
-def _noise(model: PreTrainedModel, ids: torch.Tensor, eager: torch.Tensor) -> float:
+def _noise(model: PreTrainedModel, prompts: torch.Tensor, eager: torch.Tensor) -> float:
     if model.dtype == torch.float32:
         return 0.0
     try:
-        return float(_relative(_library_run(model, "sdpa", ids), eager).median())
+        return float(_relative(_library_run(model, "sdpa", prompts), eager).median())
     except ValueError:  # the library has no other implementation for this model
         return 0.0
 
 
 @torch.inference_mode()
 def check_model(
-    model: PreTrainedModel, expected: SelfTest, pool: TestPool, dtype: torch.dtype, context_len: int
+    model: PreTrainedModel, expected: SelfTest, pool: ScratchPool, dtype: torch.dtype, context_len: int
 ) -> None:
     """Raise ModelRefused, with both facts, unless the model's steps over `pool` give the `expected` logits.
 
@@ -116,9 +116,10 @@ def check_model(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Tokens [start, end) of the prompt, as one row on pages from `first_page` on."""
+    """Tokens [start, end) of a prompt, as one row on pages from `first_page` on."""
 
     name: str
+    prompt: int
     start: int
     end: int
     first_page: int
@@ -129,27 +130,27 @@ def _steps(page_size: int) -> tuple[tuple[_Part, ...], ...]:
     single = 2 * chunked
     return (
         (
-            _Part("cold", 0, _PROMPT, 0),
-            _Part("in two chunks", 0, _CUT, chunked),
-            _Part("before a single token", 0, _SINGLE, single),
+            _Part("cold", 0, 0, _PROMPT, 0),
+            _Part("in two chunks", 1, 0, _CUT, chunked),
+            _Part("before a single token", 0, 0, _SINGLE, single),
         ),
         (
-            _Part("as a single token", _SINGLE, _SINGLE + 1, single),
-            _Part("in two chunks", _CUT, _PROMPT, chunked),
+            _Part("as a single token", 0, _SINGLE, _SINGLE + 1, single),
+            _Part("in two chunks", 1, _CUT, _PROMPT, chunked),
         ),
     )
 
 
-def _rows_over_pages(model: PreTrainedModel, expected: SelfTest, pool: TestPool, bound: "_Bound") -> list[str]:
+def _rows_over_pages(model: PreTrainedModel, expected: SelfTest, pool: ScratchPool, bound: "_Bound") -> list[str]:
     facts = []
     for parts in _steps(pool.page_size):
         counted = _Counted(pool.begin([_row(part, pool.page_size) for part in parts]))
-        spans = [torch.arange(part.start, part.end, device=expected.prompt.device) for part in parts]
-        positions = torch.cat(spans)
-        got = _packed(model, expected.prompt[positions], positions, counted)
+        spans = [torch.arange(part.start, part.end, device=expected.prompts.device) for part in parts]
+        ids = torch.cat([expected.prompts[part.prompt][part.start : part.end] for part in parts])
+        got = _packed(model, ids, torch.cat(spans), counted)
         facts += counted.facts(pool.num_layers)
         for part, rows in zip(parts, got.split([len(span) for span in spans]), strict=True):
-            facts += bound.facts(part.name, rows, expected.logits[part.start : part.end])
+            facts += bound.facts(part.name, rows, expected.logits[part.prompt][part.start : part.end])
     return facts
 
 
@@ -167,7 +168,7 @@ def _far_rows(model: PreTrainedModel, expected: SelfTest, bound: "_Bound", conte
     """Facts about a step of a row at position 0 and one at the end of the context, against each of them alone."""
     size = min(_FAR, context_len // 2)
     starts = (0, context_len - size)
-    ids = expected.prompt[:size]
+    ids = expected.prompts[0][:size]
     ranges = [torch.arange(start, start + size, device=ids.device) for start in starts]
     together = _packed(model, torch.cat([ids, ids]), torch.cat(ranges), _NoPool())
     alone = [_alone(model, ids, positions) for positions in ranges]

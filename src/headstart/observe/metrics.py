@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from headstart.core.messages import WorkerLoad, WorkerState
+from headstart.observe.latency_histogram import LatencyHistogram
 
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -31,8 +32,8 @@ class GatewayMetrics:
         self.first_token_s = Histogram(
             "headstart_time_to_first_token_seconds", "Arrival to first token", buckets=TTFT_BUCKETS, registry=registry
         )
-        self.between_tokens_s = Histogram(
-            "headstart_inter_token_seconds", "Gap between tokens of a choice", buckets=ITL_BUCKETS, registry=registry
+        self.between_tokens_s = LatencyHistogram(
+            "headstart_inter_token_seconds", "Gap between tokens of a choice", ITL_BUCKETS, registry
         )
 
 

@@ -1,6 +1,7 @@
 """What bounds a scheduler, resolved from the configuration: plain numbers, no "auto"."""
 
 from dataclasses import dataclass
+from math import inf
 
 ANY_TOKEN_ID = 1 << 31
 MAX_BYPASSED = 64
@@ -20,6 +21,8 @@ class DecodeLimits:
     kill_after_s: float = 5.0  # Cancel unanswered this long, and too many overdue pages: ask for the peer's end
     give_up_after_s: float = 60.0  # no proof of that end this long after asking: drain, and end this process instead
     gateway_silence_s: float = 5.0  # no word from a gateway this long, membership included: its requests are cancelled
+    itl_slo_s: float | None = None  # a step with decode rows should take no longer; None: `max_step_stretch` alone
+    max_step_stretch: float = inf  # prompt tokens beside decode rows make a step at most so many times longer
     vocab_size: int = ANY_TOKEN_ID  # token ids are below it
     num_draft_tokens: int = 0  # guesses of a decode row, at most; 0: none
 

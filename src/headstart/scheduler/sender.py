@@ -191,7 +191,7 @@ class Sender:
 
     def refuse(self, peer: str, ref: TicketRef, code: ErrorCode, reason: str) -> None:
         """Answer a ticket that is not served: it has ended here."""
-        self._bury(peer, ref)
+        self._remember_as_ended(peer, ref)
         self._ports.send(peer, self._ports.failure(ref, code, reason))
 
     # ---- what peers and the transport report -------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Sender:
         """Its peer wants no more. Always answered, also for a ticket never seen, whose call is then refused if it comes."""
         push = self._pushes.get((peer, ref))
         if push is None:
-            self._bury(peer, ref)
+            self._remember_as_ended(peer, ref)
             self._ports.send(peer, TicketClosed(ref))
             return
         self._counters["cancelled_calls"] += 1
@@ -270,10 +270,10 @@ class Sender:
         del self._pushes[push.key]
         self._cache.release(push.lease)
         if push.ending.answer is not None:
-            self._bury(*push.key)
+            self._remember_as_ended(*push.key)
             self._ports.send(push.key[0], push.ending.answer)
 
-    def _bury(self, peer: str, ref: TicketRef) -> None:
+    def _remember_as_ended(self, peer: str, ref: TicketRef) -> None:
         self._ended.setdefault(peer, EndedTickets()).add(ref)
 
     def check(self) -> None:

@@ -62,6 +62,17 @@ class Repeat:
 
 
 @dataclass(slots=True, eq=False)
+class Grace:
+    """How long, and for how many polls, the notices of a writer that is done have been missing."""
+
+    since: float
+    num_polls: int = 0
+
+    def is_over(self, now: float) -> bool:
+        return now >= self.since + NOTICE_GRACE_S and self.num_polls > NOTICE_GRACE_POLLS
+
+
+@dataclass(slots=True, eq=False)
 class Ticket:
     """The right of one writer to write to some of our pages in one attempt. `pages[k]` receives positions
     [start + k * page_size, ...) of `[start, end)`."""
@@ -74,8 +85,6 @@ class Ticket:
     missing: NDArray[np.bool_] = field(init=False)  # [len(pages)]: not noticed
     num_missing: int = field(init=False)
     phase: Phase = Phase.OPEN
-    since: float = 0.0  # when it was received or done
-    num_polls: int = 0  # since then
     prefix_len: int = 0  # tokens that the writer found in its own cache, as notices and Done say
     num_seen: int = 0  # noticed pages at the last check for progress
 
@@ -119,9 +128,9 @@ class TicketTable:
         self._counters = counters
         self._digests = digests
         self._tickets: dict[TicketRef, Ticket] = {}
-        self._received: dict[TicketRef, Ticket] = {}  # by phase, in the order in which they came to it
-        self._done: dict[TicketRef, Ticket] = {}
-        self._repeats: dict[TicketRef, Repeat] = {}  # of the ones in cancelling
+        self._received: dict[TicketRef, float] = {}  # since when; each phase in the order in which they came to it
+        self._done: dict[TicketRef, Grace] = {}
+        self._repeats: dict[TicketRef, Repeat] = {}  # of the Cancels
         self._stuck_peers = StuckPeers(cache.num_pages)
 
     def __iter__(self) -> Iterator[Ticket]:
@@ -183,8 +192,7 @@ class TicketTable:
         if ticket.is_complete:
             if ticket.phase is Phase.OPEN:
                 ticket.phase = Phase.RECEIVED
-                ticket.since = self._clock.now()
-                self._received[ticket.ref] = ticket
+                self._received[ticket.ref] = self._clock.now()
             else:
                 self._forget(ticket)
 
@@ -197,8 +205,7 @@ class TicketTable:
         """The writer's handles have ended. What it wrote is trusted once noticed."""
         if ticket.phase is Phase.OPEN:
             ticket.phase = Phase.DONE
-            ticket.since = self._clock.now()
-            self._done[ticket.ref] = ticket
+            self._done[ticket.ref] = Grace(self._clock.now())
         else:
             self.close(ticket)
 
@@ -223,20 +230,17 @@ class TicketTable:
                 self._counters["repeated_cancels"] += 1
                 repeat.interval = min(2 * repeat.interval, LAST_REPEAT_S)
                 repeat.next_at = now + repeat.interval
-        while self._received and now >= _first(self._received).since + RECEIVED_KEPT_S:
-            self._forget(_first(self._received))
-        unnoticed: list[Ticket] = []
-        for ticket in self._done.values():
-            ticket.num_polls += 1
-            if now >= ticket.since + NOTICE_GRACE_S and ticket.num_polls > NOTICE_GRACE_POLLS:
-                unnoticed.append(ticket)
-        return unnoticed
+        for ref in [ref for ref, since in self._received.items() if now >= since + RECEIVED_KEPT_S]:
+            self._forget(self._tickets[ref])
+        for grace in self._done.values():
+            grace.num_polls += 1
+        return [self._tickets[ref] for ref, grace in self._done.items() if grace.is_over(now)]
 
     def wakeup(self, now: float) -> float:
         """When `advance` is due."""
-        wakeup = _first(self._received).since + RECEIVED_KEPT_S if self._received else inf
-        if self._done:
-            wakeup = min(wakeup, max(_first(self._done).since + NOTICE_GRACE_S, now + 0.01 * NOTICE_GRACE_S))
+        wakeup = next(iter(self._received.values()), inf) + RECEIVED_KEPT_S
+        for grace in self._done.values():
+            wakeup = min(wakeup, max(grace.since + NOTICE_GRACE_S, now + 0.01 * NOTICE_GRACE_S))
         for repeat in self._repeats.values():
             wakeup = min(wakeup, repeat.next_at)
         return wakeup
@@ -305,7 +309,3 @@ class TicketTable:
             table.pop(ticket.ref, None)
         if not any(self._tickets[ref].worker == ticket.worker for ref in self._repeats):
             self._stuck_peers.forget(ticket.worker)
-
-
-def _first(tickets: dict[TicketRef, Ticket]) -> Ticket:
-    return next(iter(tickets.values()))

@@ -71,6 +71,10 @@ class BlankExecutor:
     def finish_at(self) -> float | None:
         return self._steps.finish_at
 
+    @finish_at.setter
+    def finish_at(self, at: float | None) -> None:
+        self._steps.finish_at = at
+
     def launch(self, batch: Batch) -> None:
         self._check_pending(batch)
         self._num_skipped = 0

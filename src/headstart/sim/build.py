@@ -15,6 +15,7 @@ from headstart.kv.cache import PrefixCache
 from headstart.scheduler.protocol import Scheduler
 from headstart.sim.blank import BlankExecutor, Tape
 from headstart.sim.clock import VirtualClock
+from headstart.sim.drafter import SimDrafter
 from headstart.sim.executor import FakeExecutor, Model
 from headstart.sim.network import ControlNetwork
 from headstart.sim.spec import WorldSpec
@@ -53,7 +54,7 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     spec = around.spec
     is_prefill = ref.name.startswith(Role.PREFILL)
     num_pages = spec.prefill_pages if is_prefill else spec.decode_pages
-    device = _device(is_prefill, num_pages, around)
+    device = _device(ref, is_prefill, num_pages, around)
     transport = around.links.transport(str(ref), device.memory, device.region)
     cache = around.make_cache(num_pages, spec.page_size)
 
@@ -63,7 +64,8 @@ def build_worker(ref: WorkerRef, number: int, around: Surroundings) -> SimWorker
     delay_s = spec.timing.control_delay_s[0]
     unsaid = Unsaid(around.clock, delay_s, send, partial(around.control.send_late, str(ref)))
     jumps = spec.modelling.jumps and not is_prefill
-    ports = SchedulerPorts(transport, device.digests, around.clock, unsaid.send if jumps else send)
+    drafter = None if is_prefill or not spec.decode.num_draft_tokens else SimDrafter(number, spec.vocab_size)
+    ports = SchedulerPorts(transport, device.digests, around.clock, unsaid.send if jumps else send, drafter)
     parts = _scheduler_spec(ref, is_prefill, transport.descriptor(), around)
     if around.open_log is None:
         scheduler, recorded = scheduler_over(parts, ports, cache), None
@@ -105,14 +107,18 @@ class _Device:
     executor: FakeExecutor | BlankExecutor
 
 
-def _device(is_prefill: bool, num_pages: int, around: Surroundings) -> _Device:
+def _device(ref: WorkerRef, is_prefill: bool, num_pages: int, around: Surroundings) -> _Device:
     spec, size = around.spec, around.spec.page_size
+    allowed = spec.modelling.prefill_steps_in_flight if is_prefill else spec.modelling.decode_steps_in_flight
+    max_steps = allowed[int(ref.name.split("-")[1]) % len(allowed)]
     cost = spec.timing.prefill_cost if is_prefill else spec.timing.decode_cost
     region = PoolRegion(0, num_pages, spec.mark_bytes)
     if spec.modelling.content == "none":
         nothing = np.zeros((num_pages, 0), dtype=np.uint8)
-        return _Device(None, region, HostDigests(nothing), BlankExecutor(around.tape, cost, size, around.clock))
+        return _Device(
+            None, region, HostDigests(nothing), BlankExecutor(around.tape, cost, size, around.clock, max_steps)
+        )
     pool = np.zeros((num_pages, size), dtype=np.uint64)
     memory = pool.reshape(-1).view(np.uint8)
-    executor = FakeExecutor(Model(around.book, spec.vocab_size, size, cost), pool, around.clock)
+    executor = FakeExecutor(Model(around.book, spec.vocab_size, size, cost), pool, around.clock, max_steps)
     return _Device(memory, region, HostDigests(memory.reshape(num_pages, -1)), executor)

@@ -83,6 +83,10 @@ class FakeExecutor:
     def finish_at(self) -> float | None:
         return self._steps.finish_at
 
+    @finish_at.setter
+    def finish_at(self, at: float | None) -> None:
+        self._steps.finish_at = at
+
     def launch(self, batch: Batch) -> None:
         self._steps.check_room()
         self.num_steps += 1

@@ -26,7 +26,7 @@ from headstart.core.arrays import Int32Array
 from headstart.core.errors import InvariantError
 from headstart.core.layout import pages_for
 from headstart.core.request import ChoiceRef, Request
-from headstart.scheduler.decode.gateway_liveness import OWN_STALL_S
+from headstart.scheduler.decode.gateway_port import OWN_STALL_S
 from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.scheduler import DecodeScheduler
 from headstart.scheduler.decode.states import Choice, Running
@@ -114,7 +114,7 @@ class FastForward:
     def _pass_time(self, ends: list[float]) -> None:
         """What a pass at each of these times does besides: it sees that no gateway is silent, and publishes its load."""
         for end in ends:
-            if self._scheduler.gateways.look(end):
+            if self._scheduler.liveness.check(end):
                 raise InvariantError("a gateway was lost in a free step")
         self._loop.step_since = ends[-1]
         self._loop.publish(ends[-1])
@@ -181,20 +181,7 @@ class FreeSteps:
 
     def count(self) -> int:
         """How many steps are free, from the one in flight on, if nothing happens meanwhile that a pass would see."""
-        queues = self._queues
-        running = queues.running
-        if (
-            len(queues.steps) != 1
-            or queues.steps[0].held
-            or queues.stirred
-            or len(queues.steps[0].rows) != len(running)
-        ):
-            return 0
-        if queues.ready and len(running) < queues.limits.max_running_requests:
-            return 0
-        if queues.calls.are_watched:
-            return 0
-        return self._count_with_pages()
+        return self._count_with_pages() if self._queues.is_quiet else 0
 
     def _count_with_pages(self) -> int:
         """The most of the free steps for which there are pages without a retraction."""
@@ -225,8 +212,7 @@ class FreeSteps:
             choice, sequence = entry.choice, entry.choice.sequence
             sequence.extend(self._draw(choice.request, sequence.num_outputs, num_steps))
             sequence.num_computed += num_steps
-            if "first_token" not in choice.record.marks:
-                choice.record.mark("first_token", first_end)
+            choice.metrics.timestamp("first_token", first_end)
         self._left -= num_steps
         self._with_pages -= num_steps
         queues.counters["steps"] += num_steps

@@ -15,16 +15,16 @@ from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
 from headstart.core.messages import Send
 from headstart.gateway.dispatch import DispatcherApi
-from headstart.scheduler.protocol import Scheduler
+from headstart.scheduler.protocol import Drafter, Scheduler
 from headstart.transfer.contract import PageDigests, TransferError, Transport
 from headstart.worker.call_codec import CALLABLE, MethodCodec, codecs_of, encode, summarize
 from headstart.worker.decision_log import Call, DispatcherSpec, Failure, Head
-from headstart.worker.recorder import BUILD, CLOCK, DIGESTS, SEND, TRANSPORT, make_dispatcher
-from headstart.worker.schedulers import SchedulerPorts, make_scheduler
+from headstart.worker.recorder import BUILD, CLOCK, DIGESTS, DRAFTER, SEND, TRANSPORT, make_dispatcher
+from headstart.worker.schedulers import DecodeSpec, SchedulerPorts, make_scheduler
 
 NUM_CALLS_BEFORE = 3
 """Calls shown before the one that differs."""
-PORTS: dict[str, Any] = {CLOCK: Clock, SEND: Send, TRANSPORT: Transport, DIGESTS: PageDigests}
+PORTS: dict[str, Any] = {CLOCK: Clock, SEND: Send, TRANSPORT: Transport, DIGESTS: PageDigests, DRAFTER: Drafter}
 FAILURES: dict[str, Callable[[str], Exception]] = {"TransferError": TransferError, "ValueError": ValueError}
 """What a port may raise, by name."""
 
@@ -141,7 +141,10 @@ class Script:
     def _build(self) -> Any:
         if isinstance(self._head, DispatcherSpec):
             return make_dispatcher(self._head, self.port(CLOCK), self.port(SEND))
-        return make_scheduler(self._head, SchedulerPorts(*map(self.port, (TRANSPORT, DIGESTS, CLOCK, SEND))))
+        has_drafter = isinstance(self._head, DecodeSpec) and self._head.limits.num_draft_tokens > 0
+        drafter = self.port(DRAFTER) if has_drafter else None
+        transport, digests, clock, send = map(self.port, (TRANSPORT, DIGESTS, CLOCK, SEND))
+        return make_scheduler(self._head, SchedulerPorts(transport, digests, clock, send, drafter))
 
     def _next(self, done: Call) -> Call:
         """The call that the log has next, which must be `done`."""

@@ -42,6 +42,8 @@ class Modelling:
     content: Literal["watermarks", "none"] = "watermarks"  # none: pools have no memory, outputs depend on no KV
     page_bytes: int | None = None  # of the modelled KV: what links and stats count; None: of the watermarks
     cacheable_calls: bool = False  # prefill workers keep what they compute, also for requests that are uncacheable
+    prefill_steps_in_flight: tuple[int, ...] = (1,)  # most of them, of each prefill worker in turn
+    decode_steps_in_flight: tuple[int, ...] = (1,)
     jumps: bool = False  # steps that only decode are advanced together; needs content "none" and a fixed control delay
 
 
@@ -67,6 +69,8 @@ class WorldSpec:
         low, high = self.timing.control_delay_s
         if self.modelling.jumps and (self.modelling.content != "none" or low != high):
             raise ValueError("jumps need content 'none' and a control delay that is always the same")
+        if self.modelling.jumps and (max(self.modelling.decode_steps_in_flight) > 1 or self.decode.num_draft_tokens):
+            raise ValueError("jumps need one step in flight and no drafts")
 
     @property
     def kv_spec(self) -> KVSpec:

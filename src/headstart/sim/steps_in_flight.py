@@ -42,6 +42,12 @@ class StepsInFlight(Generic[Work]):
         """When the oldest step ends."""
         return self._steps[0].finish_at if self._steps else None
 
+    @finish_at.setter
+    def finish_at(self, at: float | None) -> None:
+        """Stretch or shrink the step that runs, as a neighbour on the same machine does."""
+        if at is not None:
+            self._steps[0].finish_at = at
+
     def works(self) -> list[Work]:
         """What the steps do, the oldest first."""
         return [step.work for step in self._steps]

@@ -23,7 +23,6 @@ from headstart.sim.client import Handle
 from headstart.sim.clock import NEVER, Agenda, VirtualClock
 from headstart.sim.launcher import Processes, SimLauncher
 from headstart.sim.network import ControlNetwork, MessageJudge
-from headstart.sim.reading import Reader
 from headstart.sim.spec import WorldSpec
 from headstart.sim.watermarks import ContextBook
 from headstart.sim.worker import GATEWAY, SimWorker
@@ -87,20 +86,18 @@ class World:
     def submit(self, request: Request, on_end: Callable[[], None] = lambda: None) -> Handle:
         """Hand a request to the gateway. `on_end` is called when it has ended, possibly before this returns."""
         handle = Handle(request, self.clock, self.clock.now(), on_end)
-        self._hand_over(handle, handle)
+        self.submit_to(handle, handle)
         return handle
 
-    def submit_text(self, request: Request, stops: tuple[str, ...]) -> Reader:
-        """The same for a client that reads text, which ends at the first of `stops`."""
-        ref, handle = request.ref, Handle(request, self.clock, self.clock.now())
-        reader = Reader(handle, stops, lambda: self._entrance.stop(ref.request_id, ref.choice))
-        self._hand_over(handle, reader)
-        return reader
-
-    def _hand_over(self, handle: Handle, sink: Sink) -> None:
+    def submit_to(self, handle: Handle, sink: Sink) -> None:
+        """The same for a client of its own kind: `sink` receives the answer and has to pass it on to `handle`."""
         self.handles.append(handle)
         self._entrance.submit(handle.request, sink)
         self._advance_gateway()
+
+    def stop(self, ref: ChoiceRef) -> None:
+        """A choice's client has all that it wants of it."""
+        self._entrance.stop(ref.request_id, ref.choice)
 
     def cancel(self, handle: Handle) -> None:
         """The client is gone."""

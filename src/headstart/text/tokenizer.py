@@ -1,43 +1,52 @@
-"""A model folder's tokenizer: text to ids and back, and the bytes behind single ids."""
+"""A model's tokenizer: text to ids and back, and the bytes behind single ids."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from headstart.core.errors import WorkerError
-
-NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+from headstart.text.vocabulary import TokenRule, token_rule
 
 
 class TextTokenizer:
     """Wraps `tokenizers.Tokenizer`. Special tokens written out in a text become their ids, as everywhere in the field.
 
-    `config` is tokenizer_config.json. Thread-safe after construction as far as `tokenizers` is.
+    `config` is tokenizer_config.json with the chat templates of the folder's own files; `named` are bos_token and so
+    on, as chat templates want them. Thread-safe after construction as far as `tokenizers` is.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str] | None = None
+    ) -> None:
         self._backend = backend
         self.config = config
-        self._bytes: dict[int, bytes] = {}
+        self.named_special_tokens: Mapping[str, str] = named or {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`; `add_special_tokens` adds what the model wants around a text (BOS), not for chat renders."""
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Ids of `text`; `add_special_tokens` adds what the model wants around a text (BOS), not for chat renders.
+
+        Other threads run meanwhile: the library holds the interpreter's lock while it encodes one text, but not a batch.
+        """
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are no UTF-8 become U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def decode_after(self, prompt: Sequence[int], ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text that `ids` add to a prompt: a leading space that decoding them alone would drop is kept."""
+        head = list(prompt[-DECODE_CONTEXT:])
+        return self.decode(head + list(ids), skip_special_tokens)[len(self.decode(head, skip_special_tokens)) :]
+
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one id stands for; partial characters stay partial where the vocabulary is byte-level."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._compute_bytes(token_id)
-        return known
+        """The bytes one id stands for inside a text; partial characters stay partial. Empty for an unknown id."""
+        return self._bytes[token_id]
+
+    def output_bytes(self, skip_special_tokens: bool) -> Mapping[int, bytes]:
+        """`token_bytes` as a table that fills itself; special tokens are empty in it if they are skipped."""
+        return self._output_bytes if skip_special_tokens else self._bytes
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -52,59 +61,40 @@ class TextTokenizer:
         return tuple(sorted(texts, key=lambda text: (-len(text), text)))
 
     @cached_property
-    def named_special_tokens(self) -> dict[str, str]:
-        """bos_token, eos_token and so on, as chat templates want them."""
-        named = {}
-        for name in NAMED_SPECIAL_TOKENS:
-            value = self.config.get(name)
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                named[name] = text
-        return named
+    def rule(self) -> TokenRule | None:
+        """How tokens become bytes; None if a token's text depends on its neighbours."""
+        decoder = self._backend.decoder
+        return token_rule(None if decoder is None else json.loads(decoder.__getstate__()))
 
     @cached_property
-    def is_byte_level(self) -> bool:
-        """Ids are runs of bytes, so text can be assembled byte by byte."""
-        decoder = json.loads(self._backend.to_str()).get("decoder") or {}
-        return decoder.get("type") == "ByteLevel"
+    def _bytes(self) -> "_Table":
+        return _Table(self._compute_bytes)
+
+    @cached_property
+    def _output_bytes(self) -> "_Table":
+        return _Table(lambda token_id: b"" if token_id in self.special_ids else self._bytes[token_id])
 
     def _compute_bytes(self, token_id: int) -> bytes:
-        token = self._backend.id_to_token(token_id)
+        token = self._backend.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
         if token is None:
             return b""
-        if not self.is_byte_level:
-            return self._backend.decode([token_id], skip_special_tokens=False).encode()
-        try:
-            return bytes(self._byte_of_char[char] for char in token)
-        except KeyError:
-            return token.encode()
-
-    @cached_property
-    def _byte_of_char(self) -> dict[str, int]:
-        """GPT-2's printable stand-ins: bytes that print stand for themselves, the others follow from U+0100."""
-        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-        hidden = [byte for byte in range(256) if byte not in printable]
-        table = {chr(byte): byte for byte in printable}
-        return table | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+        if self.rule is None:
+            return self.decode_after([token_id], [token_id], skip_special_tokens=False).encode()
+        return self.rule.to_bytes(token)
 
 
-def load_tokenizer(folder: Path) -> TextTokenizer:
-    """Read tokenizer.json and tokenizer_config.json. Raises WorkerError with a message for the user."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise WorkerError(f"{folder} has no tokenizer.json")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise WorkerError(f"cannot read {path}: {error}") from error
-    backend.no_truncation()
-    backend.no_padding()
-    config_path = folder / "tokenizer_config.json"
-    try:
-        config = json.loads(config_path.read_text()) if config_path.is_file() else {}
-    except ValueError as error:
-        raise WorkerError(f"{config_path} is not valid JSON: {error}") from error
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        config["chat_template"] = template.read_text()
-    return TextTokenizer(backend, config)
+DECODE_CONTEXT = 8
+"""Tokens of the prompt that a decoder may look at."""
+
+
+class _Table(dict[int, bytes]):
+    """Computes an entry when it is first read. It holds at most the vocabulary: unknown ids are not kept."""
+
+    def __init__(self, compute: Callable[[int], bytes]) -> None:
+        self._compute = compute
+
+    def __missing__(self, token_id: int) -> bytes:
+        data = self._compute(token_id)
+        if data:
+            self[token_id] = data
+        return data

@@ -1,10 +1,11 @@
-"""Digests of pages in host memory."""
+"""Digests of pages, for pools in host memory."""
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from headstart.core.arrays import Int32Array
+from headstart.transfer.contract import TransferError
 
 
 class HostDigests:
@@ -18,3 +19,11 @@ class HostDigests:
 
     def digest(self, pages: Int32Array) -> list[int]:
         return [xxh3_64_intdigest(self._pool[page].data) for page in pages.tolist()]
+
+
+class NoDigests:
+    """Satisfies `transfer.contract.PageDigests` for a pool that the host cannot read."""
+
+    def digest(self, pages: Int32Array) -> list[int]:
+        """Always raises TransferError, so that a caller who wants digests is told and computes for itself."""
+        raise TransferError("pages in a GPU's memory have no digests; give the decode worker --verify-transfers off")

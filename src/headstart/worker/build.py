@@ -18,34 +18,38 @@ from headstart.config.resolve import (
     ModelFacts,
     PoolPlan,
     StepPlan,
+    resolve_graph_rows,
     resolve_page_size,
     resolve_pool,
+    resolve_running,
     resolve_step,
     resolve_verify,
 )
 from headstart.config.settings import WorkerSettings
 from headstart.core.arrays import int32_array
-from headstart.core.batch import Batch, Executor, Row
+from headstart.core.batch import Batch, DeviceExecutor, Executor, Row
 from headstart.core.clock import Clock
+from headstart.core.errors import WorkerError
 from headstart.core.identity import KVSpec
-from headstart.core.kv_layout import KVLayout
+from headstart.core.kv_layout import DTYPE_BYTES, KVLayout
 from headstart.core.layout import pages_for
 from headstart.core.messages import Role, Send, WorkerRef
 from headstart.executor.build import (
     CPU_COPY_SHARE,
+    CardLimits,
     ExecutorConfig,
     choose_dtype,
     choose_kv_dtype,
     make_executor,
     make_kv_spec,
 )
-from headstart.executor.runner import TorchExecutor
-from headstart.model.info import ModelInfo, parse_overrides, read_model_info
+from headstart.model.info import ModelInfo, fix_context, parse_overrides, read_model_info
+from headstart.model.load import num_parameters
 from headstart.model.source import WeightSource, resolve_model, weight_files
 from headstart.model.weights import num_elements
 from headstart.scheduler.protocol import Scheduler
-from headstart.transfer.contract import Transport
-from headstart.transfer.digest import HostDigests
+from headstart.transfer.contract import PageDigests, Transport
+from headstart.transfer.digest import HostDigests, NoDigests
 from headstart.transfer.nixl import NixlTransport
 from headstart.worker.decision_log import DecisionLog, open_decision_log
 from headstart.worker.limits import decode_limits, prefill_limits
@@ -109,9 +113,9 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
     )
     warm = time.monotonic()
     transport = _transport(settings, worker, executor)
-    digests = HostDigests(executor.pool.host_bytes())
-    parts = _Parts(kv_spec, pool, step, transport.descriptor(), executor.pool.region.page_bytes, vocab_size)
-    verifies = resolve_verify(settings.transfer, device)
+    page_bytes = executor.region.page_bytes
+    parts = _Parts(kv_spec, pool, step, transport.descriptor(), page_bytes, vocab_size)
+    digests, verifies = _digests(executor, settings)
     scheduler_spec = _scheduler_spec(spec, worker, parts, verifies)
     scheduler_ports = SchedulerPorts(transport, digests, ports.clock, ports.send)
     decisions = open_decision_log(settings.record, str(worker), scheduler_spec)
@@ -133,7 +137,6 @@ def build_worker(spec: WorkerSpec, worker: WorkerRef, ports: BuildPorts) -> Buil
         "warm_up_s": warm - loaded,
         "transport_s": time.monotonic() - warm,
     }
-    page_bytes = executor.pool.region.page_bytes
     name = served_name(spec.model, settings.model)
     return BuiltWorker(scheduler, transport, executor, kv_spec, page_bytes, pool.context_len, name, facts, decisions)
 
@@ -169,32 +172,33 @@ def _scheduler_spec(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, verifies
 def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[ExecutorConfig, PoolPlan, int]:
     settings, model = spec.settings, spec.settings.model
     overrides = "" if model.json_model_override_args.strip() == "{}" else model.json_model_override_args
+    overrides = fix_context(folder, overrides, model.context_length)
     info = read_model_info(folder, parse_overrides(overrides))
-    dtype, token_bytes = dtype_and_token_bytes(model.dtype, device, info)
-    facts = DeviceFacts(device, _room_for_pools(spec, device, _weights_bytes(folder, dtype, device)), spec.num_sharing)
+    weights = WeightSource(folder, load_format=model.load_format, overrides=overrides)
+    dtype, token_bytes = dtype_and_token_bytes(model.dtype, settings.cache.kv_cache_dtype, device, info)
+    facts = _device_facts(spec, device, weight_bytes(weights, dtype, device))
     pool = resolve_pool(settings, facts, ModelFacts(info.context_len, token_memory(token_bytes, device)))
+    running = resolve_running(settings.step, device)
     config = ExecutorConfig(
-        weights=WeightSource(folder, load_format=model.load_format, overrides=overrides),
+        weights=weights,
         page_size=resolve_page_size(settings.cache, device),
         device=device,
         dtype=dtype,
+        kv_dtype=settings.cache.kv_cache_dtype,
         num_pages=pool.num_pages,
         num_threads=spec.num_threads or torch.get_num_threads(),
         few_rows=spec.role == Role.DECODE,
+        card=CardLimits(running, resolve_graph_rows(settings.step, running, device), pool.context_len),
+        self_test=not model.skip_model_self_test,
     )
     return config, pool, info.vocab_size
 
 
-def dtype_and_token_bytes(wanted: str, device: str, info: ModelInfo) -> tuple[str, int]:
+def dtype_and_token_bytes(wanted: str, wanted_kv: str, device: str, info: ModelInfo) -> tuple[str, int]:
     """The type a model's weights have on `device`, and the bytes of one token's KV."""
     dtype = choose_dtype(wanted, device)
-    stored = kv_dtype_of(dtype, device)
+    stored = choose_kv_dtype(wanted_kv, dtype, device)
     return dtype, KVLayout.full(1, info.num_layers, info.num_kv_heads, info.head_dim, stored).token_bytes
-
-
-def kv_dtype_of(dtype: str, device: str) -> str:
-    """The type of a pool's KV where weights have `dtype`."""
-    return choose_kv_dtype("auto", dtype, device)
 
 
 def token_memory(token_bytes: int, device: str) -> int:
@@ -203,39 +207,72 @@ def token_memory(token_bytes: int, device: str) -> int:
 
 
 def _device(settings: WorkerSettings) -> str:
-    """Steps on a GPU are not built: "auto" is the CPU, also where torch sees a GPU."""
-    return "cpu" if settings.model.device == "auto" else settings.model.device
+    """Where to compute. Raises WorkerError if CUDA does not come up although a GPU is wanted."""
+    wanted = settings.model.device
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        raise WorkerError(f"CUDA does not start: {str(error).splitlines()[0]}") from error
+    return "cuda"
 
 
-def _room_for_pools(spec: WorkerSpec, device: str, weights_bytes: int) -> int:
-    """Bytes for the pools of all workers that share this one's memory, once each of them has loaded its weights."""
-    if device == "cuda":
-        return max(0, int(torch.cuda.mem_get_info()[0]) - weights_bytes * spec.num_sharing)
-    room = memory_room()
-    if room is None:
-        raise ConfigError("nothing tells the free memory of this machine; give --max-total-tokens")
-    now = (room.room_bytes - weights_bytes) * spec.num_sharing  # this one could have its share; others may have theirs
-    planned = spec.memory_bytes - (weights_bytes + PROCESS_BYTES) * spec.num_sharing
+def weight_bytes(source: WeightSource, dtype: str, device: str) -> int:
+    """What one worker's weights take: on a GPU the files' size, on a CPU the parameters in `dtype` and, while it loads, in
+    the type of activations that they are packed from."""
+    if source.load_format == "dummy":
+        return num_parameters(source) * DTYPE_BYTES[dtype]
+    files = weight_files(source.folder)
+    if device != "cpu":
+        return sum(path.stat().st_size for path in files)
+    width = sum(DTYPE_BYTES[name] for name in {dtype, choose_kv_dtype("auto", dtype, device)})
+    return sum(num_elements(path) for path in files) * width
+
+
+def _device_facts(spec: WorkerSpec, device: str, weights: int) -> DeviceFacts:
+    if device == "cpu":
+        return DeviceFacts(device, _room_for_sharers(spec, weights), spec.num_sharing, weight_bytes=weights)
+    free, total = torch.cuda.mem_get_info()
+    return DeviceFacts(device, free, spec.num_sharing, total, weights)
+
+
+def _room_for_sharers(spec: WorkerSpec, weights: int) -> int:
+    """Bytes for weights and pools of all workers that share this one's memory: its launcher's measurement before any of
+    them had loaded, and no more than would let this one have its part of what is left now."""
+    now = weights * spec.num_sharing + (free_host_bytes() - weights) * spec.num_sharing
+    planned = spec.memory_bytes - PROCESS_BYTES * spec.num_sharing
     return max(0, min(now, planned) if spec.memory_bytes else now)
 
 
-def _weights_bytes(folder: Path, dtype: str, device: str) -> int:
-    """Memory that loading the folder's weights takes: in `dtype`, and in the type that they are packed from."""
-    types = {dtype, kv_dtype_of(dtype, device)}  # activations have the KV's type
-    width = sum(int(getattr(torch, name).itemsize) for name in types)
-    return sum(num_elements(path) for path in weight_files(folder)) * width
+def free_host_bytes() -> int:
+    """Memory that this process may still take. Raises ConfigError if the system does not say."""
+    room = memory_room()
+    if room is None:
+        raise ConfigError("nothing tells the free memory of this machine; give --max-total-tokens")
+    return room.room_bytes
 
 
-def _transport(settings: WorkerSettings, worker: WorkerRef, executor: TorchExecutor) -> Transport:
+def _transport(settings: WorkerSettings, worker: WorkerRef, executor: DeviceExecutor) -> Transport:
     if settings.transfer.disaggregation_transfer_backend != "nixl":
         raise ConfigError(
             f"--disaggregation-transfer-backend {settings.transfer.disaggregation_transfer_backend} with --device "
             f"{settings.model.device}: only nixl is built"
         )
-    return NixlTransport(str(worker), executor.pool.region)
+    return NixlTransport(str(worker), executor.region)
 
 
-def _prompt_tokens_per_s(executor: TorchExecutor, kv_spec: KVSpec, pool: PoolPlan, num_threads: int) -> float:
+def _digests(executor: DeviceExecutor, settings: WorkerSettings) -> tuple[PageDigests, bool]:
+    """What reads digests of the pool's pages, and whether those of pages that arrive are compared. Raises ConfigError."""
+    pages = executor.host_pages()
+    if pages is not None:
+        return HostDigests(pages), resolve_verify(settings.transfer, "cpu")
+    if settings.transfer.verify_transfers == "on":
+        raise ConfigError("--verify-transfers on: pages in a GPU's memory are not read by the host")
+    return NoDigests(), False
+
+
+def _prompt_tokens_per_s(executor: DeviceExecutor, kv_spec: KVSpec, pool: PoolPlan, num_threads: int) -> float:
     """Run a chunk through pages that nobody uses yet. On a CPU the processor time counts, not the clock: while
     several workers start, each has the machine for a part of the time only."""
     num_tokens = min(MEASURED_TOKENS, pool.num_tokens)
@@ -247,7 +284,7 @@ def _prompt_tokens_per_s(executor: TorchExecutor, kv_spec: KVSpec, pool: PoolPla
         while (output := executor.poll()) is None:
             time.sleep(0.001)
         cpu_s = (time.process_time() - began_cpu_s) / num_threads
-        best_s = min(best_s, output.elapsed_s, cpu_s if executor.pool.region.device == "cpu" else output.elapsed_s)
+        best_s = min(best_s, output.elapsed_s, cpu_s if executor.region.device == "cpu" else output.elapsed_s)
     return num_tokens / max(best_s, 1e-6)
 
 

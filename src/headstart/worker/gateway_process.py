@@ -11,6 +11,7 @@ Never imports torch.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -101,6 +102,8 @@ async def _serve(spec: GatewaySpec) -> None:
     state = build_state(spec, handle)
     line.start(loop, handle.calls)
     server = _server(state)
+    gc.collect()
+    gc.freeze()  # what lives as long as the process need not be looked at with every collection
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stop = asyncio.Event()
     for number in stop_signals():

@@ -1,24 +1,41 @@
-"""uvicorn's HTTP/1.1, with bounds on clients that open connections and say nothing.
+"""uvicorn's HTTP/1.1, with bounds on clients that open connections and send nothing.
 
     waiting ─whole head of a request─► asked ─answered─► waiting (uvicorn's keep-alive bounds the silence between)
        │                                └─answered before its body was whole─► late ─whole body─► waiting
        └─too long over one head─► closed                                        └─too long over the rest─► closed
 
 A connection beyond the last that there is room for is answered 503 and closed.
+
+A client may shut down its sending half once its request is whole, and still gets its answer. Whether it has only done
+that or has left shows when something is sent: to one that has left, the second write fails. So what every client skips
+is written to it: an interim response before the answer, a comment in a stream of events.
+
+A stream's chunks are framed here, by an extension of ASGI that an application may use in place of `send`. h11 builds,
+checks and copies an event for each, which costs more than all the rest of a token; it still writes the head and the end,
+and its state is the same with and without data between them.
 """
 
 import asyncio
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import h11
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headstart.gateway.api.errors import ApiError, error_response
+from headstart.gateway.api.sse import WRITE_CHUNK
 
 SPARE_DESCRIPTORS = 128
 """For everything but clients: workers' sockets, logs, models."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Every HTTP/1.1 client skips it, however often it comes."""
+COMMENT = b"3\r\n:\n\n\r\n"
+"""One chunk: a comment among server-sent events."""
+PROBE_S = 0.1
+MAX_PROBE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +64,9 @@ class TimeoutH11Protocol(H11Protocol):
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
+        self._probing: asyncio.TimerHandle | None = None
+        self._is_event_stream = False  # the answer under way is one, and has begun
+        self._app, self.app = self.app, self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -58,9 +78,18 @@ class TimeoutH11Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
-        if self._reading is not None:
-            self._reading.cancel()
+        for timer in (self._reading, self._probing):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. True keeps the connection until its answer is out."""
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            return False
+        self.cycle.keep_alive = False
+        self._probe(PROBE_S)
+        return True
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -73,6 +102,36 @@ class TimeoutH11Protocol(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._expect_reading()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application. To an HTTP/1.1 client it may send the chunks of an event stream by WRITE_CHUNK."""
+        self._is_event_stream = False
+        if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
+            scope.setdefault("extensions", {})[WRITE_CHUNK] = self._chunk_writer()
+        await self._app(scope, receive, send)
+
+    def _chunk_writer(self) -> Callable[[bytes], bool]:
+        cycle, flow, transport = self.cycle, self.flow, self.transport
+
+        def write_chunk(data: bytes) -> bool:
+            if flow.write_paused or cycle.disconnected:
+                return False
+            self._is_event_stream = True
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            return True
+
+        return write_chunk
+
+    def _probe(self, pause_s: float) -> None:
+        """Write something to a client that sends no more, and again after `pause_s`, as long as it has no answer."""
+        self._probing = None
+        if self.transport.is_closing() or self.cycle.response_complete or self.cycle.scope["http_version"] != "1.1":
+            return
+        if not self.cycle.response_started:
+            self.transport.write(CONTINUE)
+        elif self._is_event_stream:
+            self.transport.write(COMMENT)
+        self._probing = self.loop.call_later(pause_s, self._probe, min(3 * pause_s, MAX_PROBE_S))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

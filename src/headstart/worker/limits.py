@@ -23,4 +23,6 @@ def decode_limits(step: StepPlan, pool: PoolPlan, vocab_size: int = ANY_TOKEN_ID
         local_prefill_tokens=step.local_prefill_tokens,
         num_reserved_decode_tokens=step.num_reserved_decode_tokens,
         vocab_size=vocab_size,
+        itl_slo_s=step.itl_slo_s,
+        max_step_stretch=step.max_step_stretch,
     )

@@ -31,6 +31,7 @@ from headstart.model.refused import ModelRefused
 from headstart.model.source import resolve_model
 from headstart.observe.decode_line import LoadLine
 from headstart.observe.logs import set_up_logging
+from headstart.observe.mismatch_log import MismatchLog
 from headstart.wire.channels import TO_PREFILL, TO_WORKER
 from headstart.wire.errors import WireError
 from headstart.wire.sockets import Dealer, Router
@@ -202,12 +203,14 @@ class _Reporter:
         self._join = join
         self._line = line
         self._membership = membership
+        self._mismatches = MismatchLog()
         self._clock = clock
         self._joined_at = clock.now()
 
     def __call__(self, load: WorkerLoad) -> None:
         now = self._clock.now()
         self._line.observe(now, load)
+        self._mismatches.observe(load)
         is_taken_in = self._messenger.has_heard_gateway or self._join.role == Role.PREFILL  # which it sends nothing to
         self._membership.observe(now, self._messenger.link_state(), is_taken_in)
         if now - self._joined_at >= JOIN_S:

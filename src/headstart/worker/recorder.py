@@ -14,7 +14,7 @@ from headstart.core.clock import Clock
 from headstart.core.messages import Send
 from headstart.gateway.dispatch import Dispatcher, DispatcherApi
 from headstart.gateway.policy import POLICIES, MakePolicy
-from headstart.scheduler.protocol import Scheduler
+from headstart.scheduler.protocol import Drafter, Scheduler
 from headstart.transfer.contract import PageDigests, Transport
 from headstart.worker.call_codec import CALLABLE, MethodCodec, codecs_of, encode, summarize
 from headstart.worker.decision_log import Call, DecisionLog, DispatcherSpec, Failure
@@ -22,7 +22,7 @@ from headstart.worker.schedulers import SchedulerPorts, SchedulerSpec, make_sche
 
 BUILD = "build"
 """The first call of a log: the part's construction."""
-CLOCK, SEND, TRANSPORT, DIGESTS = "clock", "send", "transport", "digests"
+CLOCK, SEND, TRANSPORT, DIGESTS, DRAFTER = "clock", "send", "transport", "digests", "drafter"
 """Ports that a part is built with. Ports that come as arguments are named by the method and a number."""
 
 T = TypeVar("T")
@@ -120,6 +120,7 @@ def recorded_ports(ports: SchedulerPorts, recorder: Recorder) -> SchedulerPorts:
         recorder.port(ports.digests, PageDigests, DIGESTS),
         recorder.port(ports.clock, Clock, CLOCK),
         recorder.port(ports.send, Send, SEND),
+        None if ports.drafter is None else recorder.port(ports.drafter, Drafter, DRAFTER),
     )
 
 

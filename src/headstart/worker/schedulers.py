@@ -14,7 +14,7 @@ from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode.scheduler import DecodePorts, DecodeScheduler
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.scheduler.prefill.scheduler import PrefillPorts, PrefillScheduler
-from headstart.scheduler.protocol import Scheduler
+from headstart.scheduler.protocol import Drafter, Scheduler
 from headstart.transfer.contract import PageDigests, Transport
 from headstart.worker.no_cache import UncachedScheduler
 
@@ -51,6 +51,7 @@ class SchedulerPorts:
     digests: PageDigests
     clock: Clock
     send: Send
+    drafter: Drafter | None = None  # of a decode worker whose limits allow drafts; None: its rows have none
 
 
 def make_scheduler(spec: SchedulerSpec, ports: SchedulerPorts) -> Scheduler:
@@ -67,5 +68,5 @@ def scheduler_over(
         prefill_ports = PrefillPorts(ports.transport, ports.digests, ports.clock, ports.send)
         return PrefillScheduler(spec.worker, spec.kv_spec, spec.limits, cache, prefill_ports)
     digests = ports.digests if spec.verifies else None
-    decode_ports = DecodePorts(spec.descriptor, spec.page_bytes, ports.clock, ports.send, digests)
+    decode_ports = DecodePorts(spec.descriptor, spec.page_bytes, ports.clock, ports.send, digests, ports.drafter)
     return DecodeScheduler(spec.worker, spec.kv_spec, spec.limits, cache, decode_ports)

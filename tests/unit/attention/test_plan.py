@@ -228,6 +228,14 @@ def test_no_rows_make_an_empty_plan():
     assert (len(plan.items), plan.num_slots, len(plan.q_list)) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(("rows", "chunk"), [(1, 64), (4, 128), (8, 256), (16, 512), (32, 1024)])
+def test_few_short_rows_are_cut_into_one_short_wave(rows, chunk):
+    tiling = Tiling(64, q_tile=8, min_chunk=64, wave_items=66, short_wave_items=33, item_cost=200)
+    tables = [np.arange(16 * r, 16 * r + 16, dtype=np.int32) for r in range(rows)]
+    ones = np.ones(rows, np.int64)
+    assert build_plan(tables, ones * 1023, ones, tiling).chunk == chunk
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_chunk_doubles_until_the_slots_fit(deterministic):
     tables = [np.arange(1000 * r, 1000 * r + 251, dtype=np.int32) for r in range(10)]

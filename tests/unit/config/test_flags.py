@@ -17,7 +17,7 @@ VALUES = {
     "tenant_cache_share": 0.5,
     "host": "127.0.0.2",
     "control_host": "127.0.0.3",
-    "kv_cache_dtype": "fp8",
+    "kv_cache_dtype": "fp8_e4m3",
     "cors_origins": "https://example.org",
     "admin_api_key": "another key",
 }

@@ -28,7 +28,7 @@ from headstart.config.settings import (
 
 GIB = 1 << 30
 CPU = DeviceFacts("cpu", 8 * GIB)
-GPU = DeviceFacts("cuda", 70 * GIB)
+GPU = DeviceFacts("cuda", 70 * GIB, total_bytes=80 * GIB)
 SMALL = ModelFacts(max_context_len=8192, kv_bytes_per_token=46_080)
 
 
@@ -40,7 +40,26 @@ def test_defaults_have_no_conflicts() -> None:
     ("settings", "names"),
     [
         (WorkerSettings(model=ModelSettings(tp_size=2)), ["--tp-size", "--device"]),
-        (WorkerSettings(cache=CacheSettings(kv_cache_dtype="fp8_e4m3")), ["--kv-cache-dtype", "--dtype"]),
+        (
+            WorkerSettings(model=ModelSettings(device="cpu"), cache=CacheSettings(kv_cache_dtype="fp8_e4m3")),
+            ["--kv-cache-dtype fp8_e4m3", "--device cpu"],
+        ),
+        (
+            WorkerSettings(model=ModelSettings(device="cuda"), cache=CacheSettings(kv_cache_dtype="float32")),
+            ["--kv-cache-dtype float32", "--device cuda"],
+        ),
+        (
+            WorkerSettings(model=ModelSettings(device="cuda", dtype="float16")),
+            ["--dtype float16", "--device cuda"],
+        ),
+        (
+            WorkerSettings(model=ModelSettings(device="cuda"), cache=CacheSettings(page_size=24)),
+            ["--page-size 24", "--device cuda"],
+        ),
+        (
+            WorkerSettings(model=ModelSettings(device="cpu"), step=StepSettings(cuda_graph_max_bs=8)),
+            ["--cuda-graph-max-bs 8", "--device cpu"],
+        ),
         (
             WorkerSettings(
                 cache=CacheSettings(disable_radix_cache=True, disaggregation_decode_enable_radix_cache=True)
@@ -59,7 +78,6 @@ def test_defaults_have_no_conflicts() -> None:
             WorkerSettings(transfer=TransferSettings(disaggregation_ib_device="mlx5_0")),
             ["--disaggregation-ib-device", "--disaggregation-transfer-backend"],
         ),
-        (WorkerSettings(model=ModelSettings(device="cuda")), ["--device cuda"]),
         (
             WorkerSettings(transfer=TransferSettings(disaggregation_transfer_backend="mooncake")),
             ["--disaggregation-transfer-backend mooncake: only nixl is built"],
@@ -76,8 +94,8 @@ def test_a_combination_that_is_not_built_is_refused_naming_both_settings(
 
 def test_all_conflicts_come_in_one_message() -> None:
     settings = WorkerSettings(
-        model=ModelSettings(tp_size=4),
-        cache=CacheSettings(kv_cache_dtype="int8"),
+        model=ModelSettings(tp_size=4, device="cpu"),
+        cache=CacheSettings(kv_cache_dtype="fp8_e4m3"),
         step=StepSettings(stream_interval=8),
     )
     with pytest.raises(ConfigError, match=r"(?s)--tp-size.*--kv-cache-dtype.*--stream-interval"):
@@ -147,6 +165,26 @@ def test_a_cpu_pool_takes_a_few_contexts_and_never_more_than_its_share_of_memory
     plan = resolve_pool(WorkerSettings(), crowded, SMALL)
     assert plan.num_tokens * SMALL.kv_bytes_per_token <= 0.2 * GIB
     assert plan.context_len <= plan.num_tokens
+
+
+def test_a_cards_pool_is_its_workers_part_of_the_fraction_less_the_weights() -> None:
+    card = DeviceFacts("cuda", 79 * GIB, num_sharing=2, total_bytes=80 * GIB, weight_bytes=10 * GIB)
+    settings = WorkerSettings(cache=CacheSettings(mem_fraction_static=0.5))
+    plan = resolve_pool(settings, card, SMALL)
+    page_bytes = 64 * SMALL.kv_bytes_per_token
+    assert 10 * GIB - page_bytes < plan.num_pages * page_bytes <= 10 * GIB
+
+
+@pytest.mark.parametrize(
+    ("card", "words"),
+    [
+        (DeviceFacts("cuda", 79 * GIB, total_bytes=80 * GIB, weight_bytes=90 * GIB), "the weights take 92160 MiB"),
+        (DeviceFacts("cuda", 10 * GIB, total_bytes=80 * GIB), "another process holds memory of this card"),
+    ],
+)
+def test_a_card_without_room_is_refused_in_words(card: DeviceFacts, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve_pool(WorkerSettings(), card, SMALL)
 
 
 def test_max_total_tokens_is_rounded_down_to_whole_pages() -> None:

@@ -96,7 +96,7 @@ def pages(world: World, name: str = "decode-0") -> PageCounts:
 def state(world: World, handle: Handle) -> str:
     """Where the decode worker has a request: the name of its entry's type, or "gone"."""
     for worker in world.workers.values():
-        entries = getattr(worker.organs.scheduler, "_board", None)
+        entries = getattr(worker.organs.scheduler, "_queues", None)
         for ref, entry in entries.entries.items() if entries else ():
             if ref.request_id == handle.request.ref.request_id and ref.choice == handle.request.ref.choice:
                 name = type(entry).__name__.lower()

@@ -8,6 +8,7 @@ import pytest
 from headstart.core.messages import WorkerLoad
 from headstart.observe.decode_line import INTERVAL_S, LoadLine
 from headstart.observe.logs import JsonFormatter, KeyValueFormatter
+from headstart.observe.mismatch_log import MismatchLog
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:
@@ -61,3 +62,11 @@ def test_incarnations_are_short_for_people_and_whole_in_json() -> None:
     event = record("worker joined", worker="decode-0#1764385176123456789", replaces="decode-0#2")
     assert KeyValueFormatter("gateway").format(event).endswith("worker=decode-0#456789 replaces=decode-0#2")
     assert json.loads(JsonFormatter("gateway").format(event))["worker"] == "decode-0#1764385176123456789"
+
+
+def test_a_mismatch_is_logged_once_and_again_if_it_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    log = MismatchLog()
+    text = "prefill-0 (here) and decode-0 (there) exchange no KV: page_size differs: 16 here, 32 there"
+    for mismatches in ((), (text,), (text,), (), (text,)):
+        log.observe(WorkerLoad(mismatches=mismatches))
+    assert [line.getMessage() for line in lines(caplog)] == [text, text]

@@ -387,7 +387,7 @@ class Rig:
 
     def serve_open(self) -> bool:
         """Every call that still waits for its data; False if there is none."""
-        waiting = [call for call in self.calls() if call.ref in {entry.ref for entry in self.scheduler.open_calls()}]
+        waiting = [call for call in self.calls() if call.ref in {entry.ref for entry in self.scheduler.open_tickets()}]
         for call in waiting:
             self.serve(call, P1 if call in self.calls(P1) else P0)
         return bool(waiting)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 
 from headstart.core.arrays import int32_array
-from headstart.core.batch import Batch, BatchOutput
 from headstart.core.identity import PROTOCOL_VERSION, KVSpec, cache_namespace
 from headstart.core.layout import PoolRegion, pages_for
 from headstart.core.messages import (
@@ -96,42 +95,6 @@ class Caller:
         return np.array_equal(self.pool[message.dst_pages].reshape(-1)[: len(marks)], marks)
 
 
-class QueueingExecutor:
-    """Accepts steps while one runs; each starts when the one before it has ended."""
-
-    def __init__(self, inner: FakeExecutor, max_steps_in_flight: int) -> None:
-        self.max_steps_in_flight = max_steps_in_flight
-        self._inner = inner
-        self._queued: list[Batch] = []
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._queued) + (self._inner.finish_at is not None)
-
-    @property
-    def finish_at(self) -> float | None:
-        return self._inner.finish_at
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that have begun."""
-        return self._inner.num_steps
-
-    def launch(self, batch: Batch) -> None:
-        assert self.num_in_flight < self.max_steps_in_flight
-        self._queued.append(batch)
-        self._begin()
-
-    def poll(self) -> BatchOutput | None:
-        output = self._inner.poll()
-        self._begin()
-        return output
-
-    def _begin(self) -> None:
-        if self._queued and self._inner.finish_at is None:
-            self._inner.launch(self._queued.pop(0))
-
-
 class Rig:
     """`steps_in_flight`: how many steps the worker's executor accepts at once."""
 
@@ -151,8 +114,9 @@ class Rig:
         region = PoolRegion(0, num_pages, marks_layout(page_size).page_bytes)
         self.transport: LoopbackTransport = self.links.transport(str(PREFILL), pool.reshape(-1).view(np.uint8), region)
         self.cache = PrefixCache(num_pages, page_size)
-        device = FakeExecutor(Model(ContextBook(), 97, page_size, linear_cost(0.01, 0.0)), pool, self.clock)
-        self.executor = QueueingExecutor(device, steps_in_flight)
+        model = Model(ContextBook(), 97, page_size, linear_cost(0.01, 0.0))
+        self.executor = FakeExecutor(model, pool, self.clock, steps_in_flight)
+        self.num_in_flight = 0
         self.callers: dict[str, Caller] = {}
         self.sent: list[tuple[str, Message]] = []
         digests = HostDigests(pool.view(np.uint8))
@@ -176,12 +140,14 @@ class Rig:
         for event in self.transport.poll():
             self.scheduler.on_transfer(event)
         if (output := self.executor.poll()) is not None:
+            self.num_in_flight -= 1
             self.scheduler.update(output)
         wakeup = self.scheduler.advance()
-        while self.executor.num_in_flight < self.executor.max_steps_in_flight:
+        while self.num_in_flight < self.executor.max_steps_in_flight:
             if (batch := self.scheduler.schedule()) is None:
                 break
             self.executor.launch(batch)
+            self.num_in_flight += 1
         self.scheduler.check()
         for caller in self.callers.values():
             caller.listen()

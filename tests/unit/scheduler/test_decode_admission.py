@@ -54,7 +54,7 @@ def test_behaviour_72_what_is_charged_is_what_is_taken():
     before = rig.cache.num_available()
     rig.submit("a", range(14), 100)
     rig.step()
-    board = rig.scheduler._board
+    board = rig.scheduler.queues
     assert before - (rig.cache.num_available() - board.reserved()) == charge(14, 0, 34, 16)
 
 

@@ -380,6 +380,9 @@ def test_behaviour_48_a_refused_pair_makes_no_calls_and_lives_on():
     rig.run()
     assert rig.calls() == []
     assert rig.answer(ref) == [43]
+    assert rig.scheduler.load().mismatches == ("page_size differs: 16 here, 4 there",)
+    rig.members(P0_AGAIN)
+    assert rig.scheduler.load().mismatches == ()
 
 
 def test_hello_is_repeated_until_answered_and_nobody_waits_for_it_long():

@@ -186,7 +186,7 @@ def test_behaviour_73_new_pages_begin_behind_the_whole_hit():
     rig.submit("b", range(43), 1)
     rig.step()
     call = rig.calls()[-1]
-    (entry,) = rig.scheduler._board.preparing.values()
+    (entry,) = rig.scheduler.queues.preparing.values()
     assert entry.lease.num_shared == call.start // 4 == 10
     assert call.dst_pages.tolist() == entry.lease.pages[10:].tolist()
 

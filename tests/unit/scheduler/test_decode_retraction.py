@@ -5,7 +5,6 @@ from decode_rig import P0, P1, Rig
 
 from headstart.core.errors import ErrorCode
 from headstart.core.messages import TicketClosed
-from headstart.scheduler.decode.metrics import RequestMetrics
 
 
 def expected(start: int, count: int) -> list[int]:
@@ -164,12 +163,3 @@ def test_g2_outputs_much_longer_than_guessed_all_finish(reserve: int):
     rig.run(5000)
     assert all(rig.answer(ref) == [(30 * n + 8 + k) % 1000 for k in range(60)] for n, ref in enumerate(refs))
     assert rig.is_clean()
-
-
-def test_what_is_computed_again_after_a_retraction_is_no_cost_of_the_prompt():
-    record = RequestMetrics(accepted_at=0.0)
-    record.mark("admitted", 0.0)
-    record.add_computed(10)
-    record.mark("first_token", 1.0)
-    record.add_computed(50)
-    assert record.stats(prompt_len=31, page_bytes=1, now=2.0).cached_tokens == 20

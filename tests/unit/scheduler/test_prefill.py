@@ -101,9 +101,25 @@ def test_behaviour_48_and_75_a_mismatch_is_refused_with_both_values_and_both_liv
     assert field in refused.message
     assert repr(theirs.described()[field]) in refused.message
     assert repr(spec_of(4).described()[field]) in refused.message
+    assert rig.scheduler.load().mismatches == (refused.message,)
+    assert all(name in refused.message for name in ("prefill-0", "decode-0"))
     call = rig.caller(WorkerRef("decode-1", 1)).call(1, prompt(9))
     rig.run()
     assert rig.callers["decode-1#1"].holds(call)
+
+
+def test_a_mismatch_is_reported_until_the_worker_comes_back_with_the_same_settings_or_has_ended() -> None:
+    rig = Rig()
+    mended, ended = rig.caller(), rig.caller(WorkerRef("decode-1", 1))
+    for caller in (mended, ended):
+        caller.hello(spec_of(8))
+    assert len(rig.scheduler.load().mismatches) == 2
+    mended.hello()
+    assert ["decode-1" in text for text in rig.scheduler.load().mismatches] == [True]
+    rig.scheduler.handle("gateway", WorkerExited(WorkerRef("decode-1", 0), 0))
+    assert len(rig.scheduler.load().mismatches) == 1, "a former incarnation"
+    rig.scheduler.handle("gateway", WorkerExited(ended.worker, 0))
+    assert rig.scheduler.load().mismatches == ()
 
 
 def test_a_pool_that_cannot_be_reached_now_is_not_refused_for_good() -> None:

@@ -34,10 +34,10 @@ def test_the_next_chunk_is_launched_while_one_runs_and_published_only_after_its_
     caller = rig.caller()
     caller.call(1, prompt(64))
     rig.run_pass()
-    assert rig.executor.num_in_flight == 2
+    assert rig.num_in_flight == 2
     assert rig.counter("pages_posted") == 0
     rig.run(1.5 * STEP_S)
-    assert rig.executor.num_in_flight == 2
+    assert rig.num_in_flight == 2
     assert rig.counter("pages_posted") == 4
     assert rig.cache.counts().pinned == 4
     rig.run(STEP_S)
@@ -52,7 +52,7 @@ def test_the_device_never_waits_between_prompts_that_share_nothing() -> None:
     rig.run_pass()
     for _ in range(7):
         rig.run(STEP_S)
-        assert rig.executor.num_in_flight > 0
+        assert rig.num_in_flight > 0
     rig.run(2 * STEP_S)
     assert sum(isinstance(mail, PrefillDone) for mail in caller.take_mail()) == 4
     assert rig.executor.num_steps == 8
@@ -80,7 +80,7 @@ def test_a_cancel_with_two_steps_in_flight_drops_both_and_frees_their_pages_afte
     for _ in range(passes):
         rig.step()
     rig.run_pass()
-    in_flight = rig.executor.num_in_flight
+    in_flight = rig.num_in_flight
     caller.cancel(1)
     rig.scheduler.check()
     assert rig.cache.counts().free < 64 or not in_flight
@@ -112,7 +112,7 @@ def test_a_deadline_with_two_steps_in_flight_ends_the_call_and_nothing_of_it_is_
     caller = rig.caller()
     caller.call(1, prompt(96), remaining_s=0.5 * STEP_S)
     rig.run_pass()
-    assert rig.executor.num_in_flight == 2
+    assert rig.num_in_flight == 2
     rig.run()
     assert failure(caller).code is ErrorCode.DEADLINE
     assert rig.counter("pages_posted") == 0

@@ -3,7 +3,7 @@
 import pytest
 from decode_rig import P0, Rig
 
-from headstart.scheduler.decode.prefill_client import FIRST_ASK_AGAIN_S
+from headstart.scheduler.decode import prefill_client
 from headstart.scheduler.tickets import FIRST_REPEAT_S
 
 
@@ -44,7 +44,7 @@ def test_a_call_is_woken_for_when_it_is_opened_and_when_it_is_cut(rig: Rig):
     fetched = rig.submit("fetched", range(100, 140))
     rig.step()
     assert rig.calls()
-    assert quiet_wakeup(rig) == 10.0 + FIRST_ASK_AGAIN_S
+    assert quiet_wakeup(rig) == 10.0 + prefill_client.FIRST_REPEAT_S
     rig.cancel(fetched)
     assert len(rig.cancels()) == 1
     assert quiet_wakeup(rig) == 10.0 + FIRST_REPEAT_S

@@ -250,3 +250,6 @@ def test_jumps_need_a_device_without_content_and_a_fixed_delay() -> None:
         WorldSpec(modelling=Modelling(jumps=True))
     with pytest.raises(ValueError, match="jumps need"):
         WorldSpec(modelling=Modelling("none", jumps=True))
+    timing = Timing(control_delay_s=(0.0, 0.0))
+    with pytest.raises(ValueError, match="jumps need one step in flight"):
+        WorldSpec(timing=timing, modelling=Modelling("none", decode_steps_in_flight=(1, 2), jumps=True))

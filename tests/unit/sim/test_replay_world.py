@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from chaos.run import run_seed
 
-from headstart.sim.chaos_run import run_seed
 from headstart.sim.replay import Verdict, replay
 from headstart.worker.decision_log import Call, DecisionLog, Head, read_decision_log
 

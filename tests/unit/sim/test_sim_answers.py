@@ -1,12 +1,12 @@
 """What decides an answer in the simulation: stop strings end it at the gateway, penalties see what was said before."""
 
 import numpy as np
+from chaos.text_client import Letters, read, submit_text
 from msgspec import structs
 
 from headstart.core.arrays import int32_array
 from headstart.core.batch import SampleSpec
 from headstart.core.request import SamplingParams
-from headstart.sim.reading import Letters, read
 from headstart.sim.spec import WorldSpec
 from headstart.sim.watermarks import Draw, next_token, oracle
 from headstart.sim.world import World
@@ -21,7 +21,7 @@ def test_a_stop_string_ends_an_answer_at_the_gateway_and_frees_its_worker() -> N
     world.run_for(0.1)
     unstopped = oracle(int32_array(range(20)), 30, VOCAB)
     text = Letters().push(unstopped)
-    reader = world.submit_text(world.request(range(20), 30), (text[6:8], "no such text"))
+    reader = submit_text(world, world.request(range(20), 30), (text[6:8], "no such text"))
     world.run_until(world.is_quiet)
     assert (reader.text, len(reader.answer.token_ids)) == read(unstopped, (text[6:8],), ())
     assert reader.answer.end is not None

@@ -1,12 +1,14 @@
 """A tokenizer read from a model folder encodes, decodes and renders as transformers does with the same folder."""
 
+import itertools
 import json
+import threading
 
 import pytest
 
 from headstart.core.errors import WorkerError
 from headstart.text.chat_template import ChatTemplate, template_source
-from headstart.text.tokenizer import load_tokenizer
+from headstart.text.folder import load_tokenizer
 
 from .small import byte_level
 
@@ -62,3 +64,20 @@ def test_a_folder_that_cannot_be_read_is_named(folder, name, content):
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(WorkerError, match=name):
         load_tokenizer(folder)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    byte_level().encode("warm")
+    turns, counted = itertools.count(), []
+
+    def encode():
+        before = next(turns)
+        byte_level().encode(TEXTS[1] * 20_000)
+        counted.append(next(turns) - before)
+
+    encoding = threading.Thread(target=encode)
+    encoding.start()
+    while encoding.is_alive():
+        encoding.join(0.001)
+        next(turns)
+    assert counted[0] > 10

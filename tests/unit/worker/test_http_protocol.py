@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
+import h11
 import pytest
 import uvicorn
 
+from headstart.gateway.api.sse import WRITE_CHUNK
 from headstart.worker.http_protocol import ConnectionLimits, TimeoutH11Protocol, connection_limits
 from tests.unit.steady import PATIENCE_S, run_steadily
 
@@ -18,7 +20,37 @@ SHORT = ConnectionLimits(max_connections=50, head_timeout_s=0.2, read_timeout_s=
 LARGE = b"x" * (16 << 20)  # more than the kernel takes off our hands
 
 
+async def leave(receive, left: list[str]) -> None:
+    """Note that the client of this request has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    left.append("left")
+
+
+async def stream_events(scope, send, num_events: int) -> None:
+    """By the extension, if it is offered: as the gateway does."""
+    write_chunk = scope.get("extensions", {}).get(WRITE_CHUNK)
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for index in range(num_events):
+        event = b"data: %d\n\n" % index
+        if write_chunk is None or not write_chunk(event):
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+
+
+LEFT: list[str] = []
+
+
 async def app(scope, receive, send) -> None:
+    if scope["path"].startswith("/until-left"):
+        if scope["path"].endswith("stream"):
+            await stream_events(scope, send, 2)
+        await leave(receive, LEFT)
+        return
+    if scope["path"] == "/events":
+        await stream_events(scope, send, 20)
+        await send({"type": "http.response.body", "body": b"data: last\n\n"})
+        return
     if scope["path"] == "/slow":
         await asyncio.sleep(2 * SHORT.head_timeout_s)
     body = LARGE if scope["path"] == "/large" else b"ok"
@@ -189,3 +221,79 @@ def test_there_are_descriptors_left_beside_all_clients() -> None:
     import resource
 
     assert 0 < connection_limits().max_connections < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+# ---- clients that send no more ---------------------------------------------------------------------------------------------
+
+
+EVENTS = b"".join(b"data: %d\n\n" % index for index in range(20)) + b"data: last\n\n"
+
+
+def body_of(answer: bytes) -> bytes:
+    """The body of the one final response in `answer`, as h11's client reads it."""
+    client = h11.Connection(h11.CLIENT)
+    client.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
+    client.send(h11.EndOfMessage())
+    client.receive_data(answer)
+    client.receive_data(b"")
+    body = b""
+    while not isinstance(event := client.next_event(), h11.EndOfMessage):
+        assert isinstance(event, h11.InformationalResponse | h11.Response | h11.Data), event
+        if isinstance(event, h11.Response):
+            assert event.status_code == 200
+        elif isinstance(event, h11.Data):
+            body += bytes(event.data)
+    return body
+
+
+@pytest.mark.parametrize(("path", "body"), [(b"/", b"ok"), (b"/slow", b"ok"), (b"/events", EVENTS)])
+def test_a_client_that_shuts_down_its_sending_half_gets_its_whole_answer(path: bytes, body: bytes) -> None:
+    async def talk(reader, writer) -> None:
+        writer.write(GET.replace(b"/ ", path + b" ", 1))
+        writer.write_eof()
+        assert body_of(await reader.read()) == body
+
+    with_server(SHORT, talk)
+
+
+def test_chunks_past_h11_are_framed_as_its_own_are_and_the_connection_stays() -> None:
+    async def talk(reader, writer) -> None:
+        for _ in range(2):
+            writer.write(GET.replace(b"/ ", b"/events ", 1))
+            assert body_of(await reader.readuntil(b"0\r\n\r\n")) == EVENTS
+
+    with_server(SHORT, talk)
+
+
+def test_an_old_client_gets_events_until_the_connection_ends() -> None:
+    async def talk(reader, writer) -> None:
+        writer.write(b"GET /events HTTP/1.0\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert body == EVENTS
+
+    with_server(SHORT, talk)
+
+
+@pytest.mark.parametrize("path", [b"/until-left", b"/until-left/stream"])
+def test_a_client_that_has_left_for_good_is_noticed_although_it_looks_like_one_that_sends_no_more(path: bytes) -> None:
+    LEFT.clear()
+
+    async def talk(reader, writer) -> None:
+        writer.write(GET.replace(b"/ ", path + b" ", 1))
+        if path.endswith(b"stream"):
+            await reader.readuntil(b"data: 1\n\n\r\n")
+        writer.close()
+        while not LEFT:
+            await asyncio.sleep(0.01)
+
+    with_server(SHORT, talk)
+
+
+def test_a_client_that_ends_in_the_middle_of_its_body_is_hung_up_on() -> None:
+    async def talk(reader, writer) -> None:
+        writer.write(b"POST /until-left HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf")
+        writer.write_eof()
+        assert await is_hung_up_on(reader)
+
+    with_server(SHORT, talk)

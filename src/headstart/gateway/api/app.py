@@ -18,8 +18,9 @@ from headstart.gateway.api.generate import prepare_chat, prepare_completion
 from headstart.gateway.api.known_fields import ignored_header
 from headstart.gateway.api.openapi import describe
 from headstart.gateway.api.origins import Origins
+from headstart.gateway.api.prepared import Prepared
 from headstart.gateway.api.request_log import HEADER, RequestLog, request_id_of
-from headstart.gateway.api.respond import Prepared, respond
+from headstart.gateway.api.respond import respond
 from headstart.gateway.request_metrics import DispatchCollector
 from headstart.gateway.state import GatewayState
 

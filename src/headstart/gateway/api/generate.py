@@ -7,6 +7,7 @@ from headstart.gateway.api.body_reader import Received
 from headstart.gateway.api.errors import ApiError, invalid
 from headstart.gateway.api.output_budget import Wanted, output_budget
 from headstart.gateway.api.params import Common, read_common, stop_criteria
+from headstart.gateway.api.prepared import Prepared
 from headstart.gateway.api.prompts import encode, read_prompts, render_chat
 from headstart.gateway.api.request_bodies import (
     COMPLETION_DEFAULT_TOKENS,
@@ -16,7 +17,6 @@ from headstart.gateway.api.request_bodies import (
     GenerationBody,
     TokenizeBody,
 )
-from headstart.gateway.api.respond import Prepared
 from headstart.gateway.api.response_format import ChatFormat, CompletionFormat, ResponseEnvelope
 from headstart.gateway.api.usage import MemoryUsage
 from headstart.gateway.api.validation import Problems

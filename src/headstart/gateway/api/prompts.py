@@ -11,7 +11,7 @@ from headstart.gateway.api.validation import Problems
 from headstart.gateway.model import ServedModel
 from headstart.text.tokenizer import TextTokenizer
 
-INLINE_CHARS = 20_000  # longer texts are encoded off the event loop
+INLINE_CHARS = 4_000  # longer texts are encoded off the event loop
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 

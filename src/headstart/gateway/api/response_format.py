@@ -125,7 +125,7 @@ class ChatFormat:
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if not self._envelope.with_logprobs:
             return None
-        return ChatLogprobs([self._token_logprob(entry) for entry in entries])
+        return ChatLogprobs([self._token_logprob(entry) for entry in entries if not entry.ends])
 
     def _token_logprob(self, entry: TokenLogprob) -> ChatTokenLogprob:
         best = [TokenText(*self._token(token_id, logprob)) for token_id, logprob in entry.top]
@@ -142,7 +142,6 @@ class CompletionFormat:
     def __init__(self, envelope: ResponseEnvelope, tokenizer: TextTokenizer) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
-        self._offsets: dict[int, int] = {}  # choice -> characters of token text streamed so far
 
     def full(self, answers: Sequence[ChoiceOutput], usage: Usage) -> Struct:
         return self._body([self._choice(index, answer) for index, answer in enumerate(answers)], usage)
@@ -154,7 +153,7 @@ class CompletionFormat:
         choice = CompletionChoice(
             index=chunk.choice,
             text=chunk.text,
-            logprobs=self._logprobs(chunk.choice, chunk.logprobs),
+            logprobs=self._logprobs(chunk.logprobs),
             token_ids=self._envelope.token_ids(chunk.token_ids),
             prompt_token_ids=self._envelope.prompt_ids(chunk.choice, opens=opens),
         )
@@ -174,7 +173,7 @@ class CompletionFormat:
         return CompletionChoice(
             index=index,
             text="".join(answer.text),
-            logprobs=self._logprobs(index, answer.logprobs),
+            logprobs=self._logprobs(answer.logprobs),
             finish_reason=_finished_by(answer.end),
             stop_reason=answer.end.stop_reason,
             token_ids=self._envelope.token_ids(answer.token_ids),
@@ -187,19 +186,20 @@ class CompletionFormat:
             id=envelope.response_id, created=envelope.created, model=envelope.model, choices=choices, usage=usage
         )
 
-    def _logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
         if not self._envelope.with_logprobs:
             return None
-        tokens = [self._text(entry.token_id) for entry in entries]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offsets.get(choice, 0))
-            self._offsets[choice] = offsets[-1] + len(token)
-        best = [
-            {self._text(token_id): logprob for token_id, logprob in entry.top} if entry.top else None
-            for entry in entries
-        ]
-        return CompletionLogprobs(tokens, [entry.logprob for entry in entries], best, offsets)
+        return CompletionLogprobs(
+            [self._text(entry.token_id) for entry in entries],
+            [entry.logprob for entry in entries],
+            [self._top(entry) for entry in entries],
+            [entry.text_offset for entry in entries],
+        )
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """The best tokens, and the sampled one whether or not it is among them."""
+        best = {self._text(token_id): logprob for token_id, logprob in entry.top}
+        return best | {self._text(entry.token_id): entry.logprob}
 
     def _text(self, token_id: int) -> str:
         """A token's text; part of a character as `bytes:\\xe2\\x82`, so that different tokens stay different."""

@@ -14,6 +14,12 @@ CHECKS_PER_PATIENCE = 4
 """How often a stream is looked at for a client that takes nothing: one timer for each send would cost more than the send."""
 
 
+WRITE_CHUNK = "headstart.write_chunk"
+"""Extension of ASGI that a server may offer: a function that takes a chunk of a response whose start was sent and whose
+length is not known. It returns False, and has done nothing, if the client does not keep up or has left; then `send`
+waits, or drops it."""
+
+
 def event(body: Any) -> bytes:
     return b"data: " + json.encode(body) + b"\n\n"
 
@@ -39,7 +45,8 @@ class EventStream(Response):
         self._send_began: float | None = None  # when the send that is open began, in the loop's time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
+        write_chunk = scope.get("extensions", {}).get(WRITE_CHUNK)
+        sending = asyncio.ensure_future(self._send_all(send, write_chunk))
         leaving = asyncio.ensure_future(client_gone(receive))
         try:
             done: set[asyncio.Future[None]] = set()
@@ -59,19 +66,18 @@ class EventStream(Response):
         began = self._send_began
         return began is not None and asyncio.get_running_loop().time() - began >= self._patience_s
 
-    async def _send_all(self, send: Send) -> None:
-        time = asyncio.get_running_loop().time
-
-        async def give(message: Message) -> None:
-            self._send_began = time()
-            await send(message)
-            self._send_began = None
-
-        await give({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _send_all(self, send: Send, write_chunk: Callable[[bytes], bool] | None) -> None:
+        await self._send(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._events) as events:  # type: ignore[type-var]
             async for chunk in events:
-                await give({"type": "http.response.body", "body": chunk, "more_body": True})
-        await give({"type": "http.response.body", "body": b"", "more_body": False})
+                if write_chunk is None or not write_chunk(chunk):
+                    await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, message: Message) -> None:
+        self._send_began = asyncio.get_running_loop().time()
+        await send(message)
+        self._send_began = None
 
 
 async def _cancelled(*tasks: "asyncio.Future[None]") -> None:

@@ -1,11 +1,12 @@
 """Admission: which waiting choices get a lease in this pass, and where their delta goes.
 
-A pass runs only when something stirred, looks at the line in order and matches a bounded number of choices that then do
-not get in. Who does not fit is bypassed by those who do, a bounded number of times; retracted choices are not. A pass
-pins what it admits first, evicts once for all of it, and allocates then. `turns` says which long prompts wait although
-there is room.
+A pass runs only if something changed since the last one. It takes the line in order and matches a bounded number of
+choices that then are not admitted. One that does not fit is bypassed by those that do, a bounded number of times;
+retracted choices are not. A pass pins what it admits first, evicts once for all of it, and allocates then.
+`LongPromptThrottle` says which long prompts wait although there is room.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -14,23 +15,23 @@ from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
 from headstart.core.layout import reusable_len
 from headstart.core.messages import WorkerRef
-from headstart.kv.cache import Match, PageLease
-from headstart.scheduler.decode.long_prompt_throttle import LongPromptThrottle
-from headstart.scheduler.decode.placement import LATER, Local, Placement
+from headstart.kv.cache import Match, PageLease, PrefixCache
 from headstart.scheduler.decode.prefill_client import PrefillClient
-from headstart.scheduler.decode.prefill_workers import NoPeer, PrefillPeer
+from headstart.scheduler.decode.prefill_workers import LATER, Local, NoPeer, Place, Placement, PrefillPeer
 from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.states import Choice, LastMatch, Waiting
-from headstart.scheduler.decode.waiting import pages_to_lease
+from headstart.scheduler.decode.waiting import LongPromptThrottle, pages_to_lease
 from headstart.scheduler.limits import MAX_BYPASSED
 
 MAX_SCANNED = 128
-MAX_VAIN_MATCHES = 16
-LOOK_AGAIN_S = 0.2
-"""A choice that did not get in is matched again after this, or once its last match would fit."""
+MAX_FAILED_MATCHES = 16
+MATCH_AGAIN_S = 0.2
+"""A choice that was not admitted is matched again after this, or once its last match would fit."""
 
 
 class Blocked(Enum):
+    """What a choice waits for."""
+
     PAGES = "pages"
     CREDIT = "credit"
     TURN = "turn"
@@ -42,7 +43,7 @@ class Admitted:
     choice: Choice
     lease: PageLease  # the hit, pinned
     num_new: int
-    pick: Local | PrefillPeer
+    place: Local | PrefillPeer
 
 
 @dataclass(slots=True, eq=False)
@@ -50,188 +51,169 @@ class AdmissionPass:
     """What one pass has promised so far."""
 
     now: float
-    turns: LongPromptThrottle
+    throttle: LongPromptThrottle
     admitted: list[Admitted] = field(default_factory=list)
     num_new: int = 0  # pages to allocate for the admitted
     num_reserved: int = 0  # pages in reserve for the admitted
     reserved_before: int | None = None  # pages in reserve for others, once somebody had to know
-    calls: dict[WorkerRef, list[int]] = field(default_factory=dict)  # prompt tokens of calls to open
-    num_vain: int = 0
+    planned: dict[WorkerRef, list[int]] = field(default_factory=dict)  # prompt tokens of tickets to open
+    num_failed_matches: int = 0
     no_credit: tuple[float, float] = inf, -inf  # shortest and longest prompt that found none
     credit_is_spoken_for: bool = False
 
 
 class Admission:
-    def __init__(self, board: DecodeQueues, router: Placement, fetching: PrefillClient, clock: Clock) -> None:
-        self._board = board
-        self._router = router
-        self._fetching = fetching
+    def __init__(
+        self,
+        queues: DecodeQueues,
+        cache: PrefixCache,
+        placement: Placement,
+        prefill_client: PrefillClient,
+        clock: Clock,
+        counters: Counter[str],
+    ) -> None:
+        self._queues = queues
+        self._cache = cache
+        self._placement = placement
+        self._prefill_client = prefill_client
         self._clock = clock
+        self._counters = counters
 
-    def advance(self) -> None:
-        board = self._board
-        if not board.stirred:
-            return
-        board.stirred = False
-        if len(board.line):
-            admissions = AdmissionPass(
-                self._clock.now(), LongPromptThrottle(board.preparing.values(), board.cache.num_pages)
-            )
-            self._scan(admissions)
-            self._allocate(admissions)
+    def advance(self, max_holders: int) -> None:
+        """One pass. So many choices may hold pages."""
+        self._queues.begin_admission()
+        if len(self._queues.waiting):
+            throttle = LongPromptThrottle(self._queues.preparing.values(), self._cache.num_pages)
+            this_pass = AdmissionPass(self._clock.now(), throttle)
+            self._scan(this_pass, max_holders)
+            self._allocate(this_pass)
 
-    def _scan(self, admissions: AdmissionPass) -> None:
-        board = self._board
-        for position, entry in enumerate(board.line):
-            is_full = board.num_holders + len(admissions.admitted) >= 2 * board.limits.max_running_requests
-            if is_full or position == MAX_SCANNED or admissions.num_vain == MAX_VAIN_MATCHES:
+    def _scan(self, this_pass: AdmissionPass, max_holders: int) -> None:
+        for position, entry in enumerate(self._queues.waiting):
+            is_full = self._queues.num_holders + len(this_pass.admitted) >= max_holders
+            if is_full or position == MAX_SCANNED or this_pass.num_failed_matches == MAX_FAILED_MATCHES:
                 break
-            blocked = self._consider(entry, admissions)
+            blocked = self._consider(entry, this_pass)
             waits_no_longer = entry.retracted or entry.num_bypassed >= MAX_BYPASSED
             if blocked is Blocked.PAGES and waits_no_longer:
                 break
             if blocked is Blocked.CREDIT and waits_no_longer:
-                admissions.credit_is_spoken_for = True
+                this_pass.credit_is_spoken_for = True
 
-    def _consider(self, entry: Waiting, admissions: AdmissionPass) -> Blocked | None:
-        """Admit the entry, or say what it waits for."""
-        blocked = self._still_blocked(entry, admissions)
+    def _consider(self, entry: Waiting, this_pass: AdmissionPass) -> Blocked | None:
+        """Admit the entry, or return what it waits for."""
+        blocked = self._still_blocked(entry, this_pass)
         if blocked is not None:
             return blocked
-        board, choice, request = self._board, entry.choice, entry.choice.request
-        tokens = choice.sequence.tokens
-        limit = reusable_len(len(tokens), board.page_size) if request.cacheable else 0
-        match = board.cache.match(request.namespace, tokens, limit)
-        if request.cacheable and admissions.now < choice.half_time:
-            limit_pages = limit // board.page_size
-            claimed = board.claims.find(request.namespace, tokens, match.num_pages, limit_pages)
-            if claimed is not None:
-                board.park(entry, *claimed)
-                return Blocked.LEADER
-        num_new = pages_to_lease(len(tokens), match.num_pages, board.page_size)
-        reserve = board.reserve(choice, match.num_pages + num_new)
-        entry.hint = LastMatch(match.prefix_len, num_new, num_new + reserve, admissions.now + LOOK_AGAIN_S)
-        pick = self._pick(choice, match.prefix_len, admissions)
-        blocked = None
-        if self._waits_its_turn(entry, num_new, pick, admissions):
+        queues, choice, request = self._queues, entry.choice, entry.choice.request
+        tokens, page_size = choice.sequence.tokens, self._cache.page_size
+        limit = reusable_len(len(tokens), page_size) if request.cacheable else 0
+        match = self._cache.match(request.namespace, tokens, limit)
+        may_follow = request.cacheable and this_pass.now < choice.fallback_at
+        if may_follow and queues.follow_leader(entry, match.num_pages, limit // page_size):
+            return Blocked.LEADER
+        num_new = pages_to_lease(len(tokens), match.num_pages, page_size)
+        reserve = queues.reserve(choice, match.num_pages + num_new)
+        entry.last_match = LastMatch(match.prefix_len, num_new, num_new + reserve, this_pass.now + MATCH_AGAIN_S)
+        place = self._place(choice, match.prefix_len, this_pass)
+        if self._waits_its_turn(entry, num_new, place, this_pass):
             blocked = Blocked.TURN
-        elif not self._has_room(num_new + (0 if self._is_alone(admissions) else reserve), admissions, match):
+        elif not self._has_room(num_new + (0 if self._is_alone(this_pass) else reserve), this_pass, match):
             blocked = Blocked.PAGES
-        elif isinstance(pick, NoPeer):
+        elif isinstance(place, NoPeer):
             blocked = Blocked.CREDIT
-        if blocked is not None or isinstance(pick, NoPeer):
-            admissions.num_vain += 1
+        if blocked is not None or isinstance(place, NoPeer):
+            this_pass.num_failed_matches += 1
             return blocked
-        self._promise(entry, match, num_new, reserve, pick, admissions)
+        this_pass.num_reserved += reserve
+        self._promise(entry, match, num_new, place, this_pass)
         return None
 
-    def _still_blocked(self, entry: Waiting, admissions: AdmissionPass) -> Blocked | None:
+    def _still_blocked(self, entry: Waiting, this_pass: AdmissionPass) -> Blocked | None:
         """What the entry's last match, if it is not old, says without another."""
-        hint = entry.hint
-        if hint is None or admissions.now >= hint.look_again_at or self._is_alone(admissions):
+        last = entry.last_match
+        if last is None or this_pass.now >= last.match_again_at or self._is_alone(this_pass):
             return None
-        pick = self._pick(entry.choice, hint.prefix_len, admissions)
-        if self._waits_its_turn(entry, hint.num_new, pick, admissions):
+        place = self._place(entry.choice, last.prefix_len, this_pass)
+        if self._waits_its_turn(entry, last.num_new, place, this_pass):
             return Blocked.TURN
-        if not self._has_room(hint.pages_wanted, admissions):
+        if not self._has_room(last.pages_wanted, this_pass):
             return Blocked.PAGES
-        return Blocked.CREDIT if isinstance(pick, NoPeer) else None
+        return Blocked.CREDIT if isinstance(place, NoPeer) else None
 
-    def _pick(self, choice: Choice, start: int, admissions: AdmissionPass) -> Local | PrefillPeer | NoPeer:
+    def _place(self, choice: Choice, start: int, this_pass: AdmissionPass) -> Place:
         """Where the delta would be computed. A length between two that found no credit in this pass finds none."""
-        num_tokens, usual = len(choice.sequence) - 1, not choice.failed_on and admissions.now < choice.half_time
-        low, high = admissions.no_credit
-        if usual and low <= num_tokens <= high and not self._router.is_short(choice, start):
+        num_tokens, usual = len(choice.sequence) - 1, not choice.failed_on and this_pass.now < choice.fallback_at
+        low, high = this_pass.no_credit
+        if usual and low <= num_tokens <= high and not self._placement.is_short(choice, start):
             return LATER
-        pick = self._router.pick(choice, start, admissions.calls, admissions.now)
-        if usual and pick is LATER:
-            admissions.no_credit = min(low, num_tokens), max(high, num_tokens)
-        return LATER if isinstance(pick, PrefillPeer) and admissions.credit_is_spoken_for else pick
+        place = self._placement.pick(choice, start, this_pass.planned, this_pass.now)
+        if usual and place is LATER:
+            this_pass.no_credit = min(low, num_tokens), max(high, num_tokens)
+        return LATER if isinstance(place, PrefillPeer) and this_pass.credit_is_spoken_for else place
 
-    def _waits_its_turn(
-        self, entry: Waiting, num_new: int, pick: Local | PrefillPeer | NoPeer, admissions: AdmissionPass
-    ) -> bool:
-        return (
-            isinstance(pick, PrefillPeer)
-            and not entry.retracted
-            and admissions.turns.waits(entry, pick.worker, num_new)
-        )
+    def _waits_its_turn(self, entry: Waiting, num_new: int, place: Place, this_pass: AdmissionPass) -> bool:
+        if not isinstance(place, PrefillPeer) or entry.retracted:
+            return False
+        return this_pass.throttle.waits(entry, place.worker, num_new)
 
-    def _has_room(self, num_pages: int, admissions: AdmissionPass, match: Match | None = None) -> bool:
+    def _has_room(self, num_pages: int, this_pass: AdmissionPass, match: Match | None = None) -> bool:
         """Whether there are so many pages beyond `match` that neither this pass has promised nor anyone is expected to
-        grow into. Where there are plenty it need not be known how many those are."""
-        board, match_pages = self._board, 0 if match is None else match.num_pages
-        wanted = num_pages + admissions.num_new + admissions.num_reserved
-        if board.cache.num_available() - match_pages - wanted >= board.most_reserved():
+        grow into. If there are plenty it need not be known how many those are."""
+        match_pages = 0 if match is None else match.num_pages
+        wanted = num_pages + this_pass.num_new + this_pass.num_reserved
+        if self._cache.num_available() - match_pages - wanted >= self._queues.most_reserved():
             return True
-        if admissions.reserved_before is None:
-            admissions.reserved_before = board.reserved()
-        return board.cache.num_available(match) - wanted >= admissions.reserved_before
+        if this_pass.reserved_before is None:
+            this_pass.reserved_before = self._queues.reserved()
+        return self._cache.num_available(match) - wanted >= this_pass.reserved_before
 
-    def _is_alone(self, admissions: AdmissionPass) -> bool:
+    def _is_alone(self, this_pass: AdmissionPass) -> bool:
         """Nobody else holds pages, so nobody is helped by a reserve."""
-        return not admissions.admitted and not self._board.num_holders
+        return not this_pass.admitted and not self._queues.num_holders
 
     def _promise(
-        self,
-        entry: Waiting,
-        match: Match,
-        num_new: int,
-        reserve: int,
-        pick: Local | PrefillPeer,
-        admissions: AdmissionPass,
+        self, entry: Waiting, match: Match, num_new: int, place: Local | PrefillPeer, this_pass: AdmissionPass
     ) -> None:
-        board, choice = self._board, entry.choice
-        lease = board.cache.try_lease(match, 0)
-        if lease is None:
-            raise InvariantError("a match made in this pass is stale")
-        board.line.overtake(entry, admissions.turns.waiting)
-        board.line.remove(entry)
-        choice.sequence.num_computed = match.prefix_len
-        self._note_hit(choice, match, admissions.now)
-        board.claim(choice, lease)
-        admissions.admitted.append(Admitted(choice, lease, num_new, pick))
-        admissions.num_new += num_new
-        admissions.num_reserved += reserve
-        if isinstance(pick, PrefillPeer):
-            admissions.calls.setdefault(pick.worker, []).append(len(choice.sequence) - 1)
-            admissions.turns.take(pick.worker, num_new)
+        choice, queues = entry.choice, self._queues
+        queues.waiting.bypass(entry, this_pass.throttle.waiting)
+        lease = queues.lease(entry, match)
+        self._note_hit(choice, match, this_pass.now)
+        this_pass.admitted.append(Admitted(choice, lease, num_new, place))
+        this_pass.num_new += num_new
+        if isinstance(place, PrefillPeer):
+            this_pass.planned.setdefault(place.worker, []).append(len(choice.sequence) - 1)
+            this_pass.throttle.admit(place.worker, num_new)
 
-    def _allocate(self, admissions: AdmissionPass) -> None:
+    def _allocate(self, this_pass: AdmissionPass) -> None:
         """Take the promised pages, evicting once, and start each delta."""
-        board = self._board
-        if admissions.num_new:
-            board.cache.make_room(admissions.num_new, [(each.lease, each.num_new) for each in admissions.admitted])
-        for admitted in admissions.admitted:
-            choice, lease = admitted.choice, admitted.lease
-            if not board.cache.try_extend(lease, admitted.num_new):
+        if this_pass.num_new:
+            self._cache.make_room(this_pass.num_new, [(each.lease, each.num_new) for each in this_pass.admitted])
+        for admitted in this_pass.admitted:
+            choice, lease, place = admitted.choice, admitted.lease, admitted.place
+            if not self._cache.try_extend(lease, admitted.num_new):
                 raise InvariantError("admission promised pages that are not there")
             hit_pages = lease.num_shared
-            if isinstance(admitted.pick, PrefillPeer):
-                self._fetching.begin(choice, lease, hit_pages, admitted.pick)
+            if isinstance(place, PrefillPeer):
+                self._prefill_client.begin(choice, lease, hit_pages, place)
             else:
-                board.make_ready(choice, lease, hit_pages, chunked=admitted.pick is Local.CHUNKED)
-                choice.record.mark("ready", admissions.now)
+                self._queues.make_ready(choice, lease, hit_pages, place is Local.CHUNKED, this_pass.now)
 
     def _note_hit(self, choice: Choice, match: Match, now: float) -> None:
-        board, record = self._board, choice.record
-        board.counters["admitted"] += 1
-        board.counters["prompt_tokens"] += len(choice.sequence)
-        board.counters["hit_tokens"] += match.prefix_len
-        if "admitted" in record.marks:
-            return
-        record.mark("admitted", now)
-        record.decode_prefix_len = match.prefix_len
-        record.miss_reason = self._miss_reason(choice, match)
+        self._counters["admitted"] += 1
+        self._counters["prompt_tokens"] += len(choice.sequence)
+        self._counters["hit_tokens"] += match.prefix_len
+        if "admitted" not in choice.metrics.timestamps:
+            choice.metrics.timestamp("admitted", now)
+            choice.metrics.found(match.prefix_len, self._miss_reason(choice, match))
 
     def _miss_reason(self, choice: Choice, match: Match) -> str:
-        request, tokens = choice.request, choice.sequence.tokens
-        if not request.cacheable:
+        if not choice.request.cacheable:
             return "uncacheable"
-        if match.prefix_len == reusable_len(len(tokens), self._board.page_size):
+        if match.prefix_len == reusable_len(len(choice.sequence), self._cache.page_size):
             return ""
-        if self._board.committed.holds(request.namespace, tokens, match.num_pages):
+        if self._queues.had_page(choice, match.num_pages):
             return "evicted"
         if not match.num_pages:
             return "cold"
-        return "diverged" if self._board.cache.holds_others_behind(match) else "new"
+        return "diverged" if self._cache.holds_others_behind(match) else "new"

@@ -13,8 +13,9 @@ from msgspec import structs
 
 from headstart.core.arrays import EMPTY, Int32Array
 from headstart.core.batch import Batch, PendingToken, Row, SampleSpec
+from headstart.core.request import Request
 from headstart.scheduler.decode.states import Choice, Running, ScheduledRow
-from headstart.scheduler.decode.stop import banned_ids
+from headstart.scheduler.decode.step_time import StepWork
 from headstart.scheduler.limits import DecodeLimits
 from headstart.scheduler.protocol import Drafter
 
@@ -32,9 +33,10 @@ class InflightStep:
         return any(row.entry is entry for row in self.rows)
 
 
-def split_token_budget(running: Iterable[Running], limits: DecodeLimits) -> list[ScheduledRow]:
-    """Decode rows cost nothing; tokens before a last one come out of the short-delta or the chunk budget, in order."""
-    short, chunk = limits.local_prefill_tokens, limits.chunked_prefill_size
+def split_token_budget(running: Iterable[Running], limits: DecodeLimits, chunk: int) -> list[ScheduledRow]:
+    """Decode rows cost nothing; tokens before a last one come out of the short-delta budget or that of `chunk` tokens, in
+    order."""
+    short = limits.local_prefill_tokens
     rows: list[ScheduledRow] = []
     for entry in running:
         sequence = entry.choice.sequence
@@ -56,6 +58,18 @@ def split_token_budget(running: Iterable[Running], limits: DecodeLimits) -> list
             samples = start + num_new == end
             rows.append(ScheduledRow(entry, start, num_new + samples, samples))
     return rows
+
+
+def work_of(rows: Iterable[ScheduledRow]) -> StepWork:
+    """What the rows of a step compute, as far as its time depends on it."""
+    chunks: list[tuple[int, int]] = []
+    num_decode_rows = 0
+    for row in rows:
+        if row.samples and row.num_new == 1:
+            num_decode_rows += 1
+        else:
+            chunks.append((row.start, row.num_new))
+    return StepWork.of(num_decode_rows, chunks)
 
 
 def _num_pending(entry: Running) -> int | None:
@@ -126,3 +140,8 @@ def sample_spec(choice: Choice, context: Int32Array, is_pending: bool) -> Sample
         banned_ids(request, output_index),
         request.num_top_logprobs,
     )
+
+
+def banned_ids(request: Request, output_index: int) -> tuple[int, ...]:
+    """Ids that this output may not be."""
+    return request.stop.stop_token_ids if output_index < request.stop.min_new_tokens else ()

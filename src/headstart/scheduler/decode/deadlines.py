@@ -1,60 +1,77 @@
-"""When open choices have to be looked at: each has one alarm, which is set again when it has rung.
+"""One heap of all times at which the scheduler has to look again: each open choice's deadline, and two timers.
 
-Deadlines wait in a heap, the earliest first and of the same time the oldest choice's. Those of choices that have ended are
-dropped when they surface, or when they may outnumber the rest.
+Setting a time replaces the owner's former one. What is outdated in the heap is dropped when it surfaces, or when it may
+outnumber the rest. Of the same time the oldest choice comes first.
 """
 
 import heapq
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
+from enum import Enum
+from itertools import count
 from math import inf
 
 from headstart.core.errors import InvariantError
-from headstart.core.request import ChoiceRef
 from headstart.scheduler.decode.states import Choice
 
 _MIN_COMPACTION = 64
 
 
-class Deadlines:
-    """`find`: the open choice of a ref, None once it has ended."""
+class Timer(Enum):
+    """What has a deadline besides choices."""
 
-    def __init__(self, find: Callable[[ChoiceRef], Choice | None]) -> None:
-        self._find = find
-        self._heap: list[tuple[float, int, ChoiceRef]] = []  # (time, order of the choice, its ref)
+    PEERS = "peers"  # something came in, or Hello, Prefill or Cancel is to be repeated, or a wait for a worker ends
+    GATEWAYS = "gateways"  # one has been silent for too long
+
+
+Owner = Choice | Timer
+
+
+class Deadlines:
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, Owner]] = []  # (time, order of the choice, tie, owner)
+        self._times: dict[Owner, float] = {}
+        self._ties = count()
         self._compact_at = _MIN_COMPACTION
-        self.next_at = inf  # the earliest alarm's time
+        self.next_at = inf  # the earliest time, that of an outdated entry included
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def set(self, choice: Choice, at: float) -> None:
-        """It must have none that is to ring yet."""
-        heapq.heappush(self._heap, (at, choice.order, choice.ref))
-        if len(self._heap) >= self._compact_at:
-            self._compact()
-        self.next_at = self._heap[0][0]
+    def set(self, owner: Owner, at: float) -> None:
+        if at == inf:
+            self.drop(owner)
+        elif self._times.get(owner) != at:
+            self._times[owner] = at
+            order = owner.order if isinstance(owner, Choice) else 0
+            heapq.heappush(self._heap, (at, order, next(self._ties), owner))
+            if len(self._heap) >= self._compact_at:
+                self._compact()
+            self.next_at = self._heap[0][0]
 
-    def due(self, now: float) -> Iterator[Choice]:
-        """Take the alarms up to `now`: whose they are, one after the other. More may be set meanwhile."""
+    def drop(self, owner: Owner) -> None:
+        """The owner waits for no time any more."""
+        self._times.pop(owner, None)
+
+    def expire(self, now: float) -> Iterator[Owner]:
+        """Take the times up to `now`: whose they are, one after the other. More may be set meanwhile."""
         while self.next_at <= now:
             entry = heapq.heappop(self._heap)
             self.next_at = self._heap[0][0] if self._heap else inf
-            choice = self._open(entry)
-            if choice is not None:
-                yield choice
+            if self._is_current(entry):
+                del self._times[entry[-1]]
+                yield entry[-1]
 
-    def check(self, refs: Collection[ChoiceRef]) -> None:
-        """Raise InvariantError unless each of these, which are all open choices, has one alarm."""
-        alarmed = [entry[2] for entry in self._heap if self._open(entry) is not None]
-        if len(alarmed) != len(refs) or set(alarmed) != set(refs):
-            raise InvariantError(f"{len(alarmed)} alarms for {len(refs)} open choices")
+    def check(self, choices: Collection[Choice]) -> None:
+        """Raise InvariantError unless exactly the open choices have a deadline, and all that have one are in the heap."""
+        if {owner for owner in self._times if isinstance(owner, Choice)} != set(choices):
+            raise InvariantError(f"not exactly the {len(choices)} open choices have a deadline")
+        if {entry[-1] for entry in self._heap if self._is_current(entry)} != self._times.keys():
+            raise InvariantError("a deadline was lost")
 
-    def _open(self, entry: tuple[float, int, ChoiceRef]) -> Choice | None:
-        _, order, ref = entry
-        choice = self._find(ref)
-        return choice if choice is not None and choice.order == order else None
+    def _is_current(self, entry: tuple[float, int, int, Owner]) -> bool:
+        return self._times.get(entry[-1]) == entry[0]
 
     def _compact(self) -> None:
-        self._heap = [entry for entry in self._heap if self._open(entry) is not None]
+        self._heap = [entry for entry in self._heap if self._is_current(entry)]
         heapq.heapify(self._heap)
         self._compact_at = _MIN_COMPACTION + 2 * len(self._heap)

@@ -1,90 +1,116 @@
 """Pages for the tokens of the next step, and who gives way when there are none.
 
 A running row that needs a page: evict; else retract the youngest ready choice; else cancel the youngest preparing one,
-whose pages count as coming once its writer was asked to stop, and the row sits out while those suffice; else retract a
+whose pages count as coming once its writer was asked to stop, and the row is skipped while those suffice; else retract a
 running one, never the oldest, whose pages are coming while steps in flight may touch them. A choice that is alone and
 still finds no page fails; nobody else does. Drafts make nobody give way: they are cut to the pages that are there.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeVar
+
 from headstart.core.errors import ErrorCode
 from headstart.core.layout import pages_for
-from headstart.kv.cache import PageLease
-from headstart.scheduler.decode.gateway_port import GatewayPort
+from headstart.kv.cache import PageLease, PrefixCache
 from headstart.scheduler.decode.queues import DecodeQueues
-from headstart.scheduler.decode.states import Running, ScheduledRow
-from headstart.scheduler.decode.victims import running_victim, youngest_preparing, youngest_ready
+from headstart.scheduler.decode.states import Abort, Preparing, Ready, Running, ScheduledRow
+from headstart.scheduler.tickets import TicketTable
 
 
 class Preemption:
-    def __init__(self, board: DecodeQueues, desk: GatewayPort) -> None:
-        self._board = board
-        self._desk = desk
+    def __init__(self, queues: DecodeQueues, cache: PrefixCache, tickets: TicketTable, counters: Counter[str]) -> None:
+        self._queues = queues
+        self._cache = cache
+        self._tickets = tickets
+        self._counters = counters
 
-    def keep(self, parts: list[ScheduledRow]) -> list[ScheduledRow]:
-        """Those of `parts`, oldest first, whose entries still run and have pages for what they compute."""
-        wanted = self._wanted(parts)
-        if not wanted:
-            return self._with_pages_for_drafts(parts)
-        self._board.cache.make_room(sum([lacks for _, lacks in wanted]), wanted)
-        lacking = dict(wanted)
-        num_sitting = 0
+    def reserve_or_preempt(self, rows: list[ScheduledRow]) -> list[ScheduledRow]:
+        """Those of `rows`, oldest first, whose entries still run and have pages for what they compute."""
+        lacking = self._lacking(rows)
+        if lacking:
+            rows = self._reserve(rows, lacking)
+        for row in rows:
+            if row.drafts is not None:
+                self._reserve_drafts(row)
+        return rows
+
+    def _reserve(self, rows: list[ScheduledRow], lacking: dict[PageLease, int]) -> list[ScheduledRow]:
+        self._cache.make_room(sum(lacking.values()), lacking.items())
+        num_skipped = 0  # pages that skipped rows lack
         kept: list[ScheduledRow] = []
-        for part in parts:
-            if not self._runs(part.entry):
+        for row in rows:
+            entry, num_pages = row.entry, lacking.get(row.entry.lease, 0)
+            if entry.has_left:
                 continue  # it gave way to an older one
-            lacks = lacking.get(part.entry.lease, 0)
-            if not lacks or self._grow(part.entry, lacks, num_sitting):
-                kept.append(part)
-            elif self._runs(part.entry):
-                num_sitting += lacks
-                self._board.counters["rows_sat_out"] += 1
-        return self._with_pages_for_drafts([part for part in kept if self._runs(part.entry)])
+            if not num_pages or self._grow(entry, num_pages, num_skipped):
+                kept.append(row)
+            elif not entry.has_left:
+                num_skipped += num_pages
+                self._counters["rows_skipped"] += 1
+        return [row for row in kept if not row.entry.has_left]
 
-    def _with_pages_for_drafts(self, parts: list[ScheduledRow]) -> list[ScheduledRow]:
-        board, size = self._board, self._board.page_size
-        for part in parts:
-            if part.drafts is None:
-                continue
-            lease, stop = part.entry.lease, part.stop + len(part.drafts)
-            lacks = pages_for(stop, size) - len(lease.pages)
-            if lacks > 0 and not board.cache.try_extend(lease, lacks):
-                room = len(lease.pages) * size - part.stop
-                part.drafts = part.drafts[:room] if room else None
-        return parts
-
-    def _grow(self, entry: Running, num_pages: int, num_sitting: int) -> bool:
-        """Whether the entry has its pages now. If not it sits out, was retracted, or failed."""
-        board = self._board
-        while not board.cache.try_extend(entry.lease, num_pages):
-            if (ready := youngest_ready(board.ready.values())) is not None:
-                board.retract(ready)
-            elif num_sitting + num_pages <= board.num_coming():
+    def _grow(self, entry: Running, num_pages: int, num_skipped: int) -> bool:
+        """Whether the entry has its pages now. If not it is skipped, was retracted, or failed."""
+        queues = self._queues
+        while not self._cache.try_extend(entry.lease, num_pages):
+            if (ready := youngest(queues.ready.values())) is not None:
+                queues.retract(ready)
+            elif num_skipped + num_pages <= queues.num_coming():
                 return False
-            elif (preparing := youngest_preparing(board.preparing.values())) is not None:
-                board.counters["preparing_cancelled"] += 1
-                board.send_back(preparing)
-            elif (victim := running_victim(board.running.values(), board.page_size)) is not None:
-                board.retract(victim)
+            elif (preparing := youngest(queues.preparing.values())) is not None:
+                self._counters["preparing_cancelled"] += 1
+                queues.send_back(preparing)
+            elif (victim := running_victim(queues.running.values(), self._cache.page_size)) is not None:
+                queues.retract(victim)
                 if victim is entry:
                     return False
-            elif board.calls.num_open_pages() or board.num_coming():
+            elif self._tickets.num_open_pages() or queues.num_coming():
                 return False
             else:
-                board.leave(entry)
                 message = f"no page for token {len(entry.choice.sequence)}: the pool is full and nothing else runs"
-                self._desk.fail(entry.choice, ErrorCode.TOO_LONG, message)
+                queues.end(entry.choice, Abort(ErrorCode.TOO_LONG, message))
                 return False
         return True
 
-    def _wanted(self, parts: list[ScheduledRow]) -> list[tuple[PageLease, int]]:
-        """The leases with too few pages for what `parts` compute, and how many they lack."""
-        size = self._board.page_size
-        wanted: list[tuple[PageLease, int]] = []
-        for part in parts:
-            stop, lease = part.start + part.num_new, part.entry.lease
+    def _lacking(self, rows: list[ScheduledRow]) -> dict[PageLease, int]:
+        """The leases with too few pages for what `rows` compute, drafts apart, and how many they lack."""
+        size = self._cache.page_size
+        lacking: dict[PageLease, int] = {}
+        for row in rows:
+            stop, lease = row.start + row.num_new, row.entry.lease
             if stop > len(lease.pages) * size:
-                wanted.append((lease, pages_for(stop, size) - len(lease.pages)))
-        return wanted
+                lacking[lease] = pages_for(stop, size) - len(lease.pages)
+        return lacking
 
-    def _runs(self, entry: Running) -> bool:
-        return self._board.running.get(entry.choice.ref) is entry
+    def _reserve_drafts(self, row: ScheduledRow) -> None:
+        assert row.drafts is not None
+        lease, size = row.entry.lease, self._cache.page_size
+        lacks = pages_for(row.stop + len(row.drafts), size) - len(lease.pages)
+        if lacks > 0 and not self._cache.try_extend(lease, lacks):
+            room = len(lease.pages) * size - row.stop
+            row.drafts = row.drafts[:room] if room else None
+
+
+_Entry = TypeVar("_Entry", Preparing, Ready)
+
+
+def youngest(entries: Iterable[_Entry]) -> _Entry | None:
+    """The last to arrive gives way first."""
+    return max(entries, key=lambda entry: entry.choice.order, default=None)
+
+
+def running_victim(running: Iterable[Running], page_size: int) -> Running | None:
+    """The one that frees most pages of its own per token to compute again; never the oldest.
+
+    Pages of the prefix that it found in the cache are left out on both sides: others may hold them, and they stay
+    matchable. Ties go to the youngest.
+    """
+
+    def worth(entry: Running) -> tuple[float, int]:
+        pages = len(entry.lease.pages) - entry.hit_pages
+        tokens = entry.choice.sequence.num_computed - entry.hit_pages * page_size
+        return pages / max(1, tokens), entry.choice.order
+
+    entries = sorted(running, key=lambda entry: entry.choice.order)
+    return max(entries[1:], key=worth, default=None)

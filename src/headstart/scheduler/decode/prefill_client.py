@@ -1,13 +1,16 @@
-"""Preparing entries: the delta is asked of a prefill worker, arrives page by page, and is asked of another if it fails.
+"""Preparing entries: a prefill worker is asked for the delta, which arrives page by page, and another one if it fails.
 
 A failed attempt keeps what has arrived. The rest goes onto new pages, since the writer may still write the old ones
-unless it said otherwise, and is asked of another worker; where none is left it is computed here; where pages or credit
+unless it said otherwise, and another worker is asked for it; if none is left it is computed here; if pages or credit
 are short the choice goes back to the waiting line.
 
-A call of which nothing is heard is asked again under the same ref: the writer takes a repeat for nothing, and one that
-ended it says so. Either the question or the answer was lost with a connection, though both processes live.
+A Prefill without an answer is repeated under the same ref: the writer ignores a repeat, and one that ended the attempt
+says so. Either the question or the answer was lost with a connection, though both processes live.
+
+Silence is no death: a worker that was lost may live, and counts as dead once its process is proven to have ended.
 """
 
+from collections import Counter
 from math import inf
 
 from headstart.core.clock import Clock
@@ -24,245 +27,253 @@ from headstart.core.messages import (
     WorkerRef,
 )
 from headstart.kv.cache import PageLease
-from headstart.scheduler.decode.gateway_port import GatewayPort
-from headstart.scheduler.decode.placement import LATER, Local, Placement
-from headstart.scheduler.decode.prefill_workers import PrefillPeer, PrefillWorkers
+from headstart.scheduler.decode.prefill_workers import LATER, Local, Placement, PrefillPeer
 from headstart.scheduler.decode.queues import DecodeQueues
-from headstart.scheduler.decode.states import Choice, Preparing
-from headstart.scheduler.tickets import Phase, Repeat, Ticket
+from headstart.scheduler.decode.states import Abort, Choice, PrefillFault, Preparing, Waiting
+from headstart.scheduler.tickets import Phase, Repeat, Ticket, TicketTable
 
 MAX_DEATHS = 2
 """A choice that this many workers died with is not tried on another: it may be the killer."""
 MAX_FORGIVEN_MISMATCHES = 1
-"""A choice's damaged transfers for which their worker is not left: one may be an accident of the way."""
-FIRST_ASK_AGAIN_S = 2.0
-LAST_ASK_AGAIN_S = 16.0
+"""A choice's damaged transfers after which their worker is still called: one may be an accident of the way."""
+FIRST_REPEAT_S = 2.0
+LAST_REPEAT_S = 16.0
 
 
 class PrefillClient:
     def __init__(
-        self, board: DecodeQueues, links: PrefillWorkers, router: Placement, desk: GatewayPort, clock: Clock, send: Send
+        self,
+        queues: DecodeQueues,
+        tickets: TicketTable,
+        placement: Placement,
+        clock: Clock,
+        send: Send,
+        counters: Counter[str],
     ) -> None:
-        self._board = board
-        self._links = links
-        self._router = router
-        self._desk = desk
+        self._queues = queues
+        self._tickets = tickets
+        self._placement = placement
+        self._workers = placement.workers
         self._clock = clock
         self._send = send
+        self._counters = counters
         self._last_ticket = 0
-        self._asked: dict[TicketRef, Repeat] = {}
-        self.ask_at = inf  # when `advance` has something to ask at the earliest
+        self._repeats: dict[TicketRef, Repeat] = {}
+        self.next_at = inf  # when `advance` has something to repeat at the earliest
 
-    def begin(self, choice: Choice, lease: PageLease, hit_pages: int, link: PrefillPeer) -> None:
-        """Ask `link` for everything that has no KV yet, but the last token."""
+    def begin(self, choice: Choice, lease: PageLease, hit_pages: int, peer: PrefillPeer) -> None:
+        """Ask `peer` for everything that has no KV yet, but the last token."""
         self._last_ticket += 1
-        self._call(choice, lease, hit_pages, TicketRef(self._last_ticket, 0), link)
+        self._request(choice, lease, hit_pages, TicketRef(self._last_ticket, 0), peer)
 
-    def _call(self, choice: Choice, lease: PageLease, hit_pages: int, ref: TicketRef, link: PrefillPeer) -> None:
-        sequence, size = choice.sequence, self._board.page_size
+    def _request(self, choice: Choice, lease: PageLease, hit_pages: int, ref: TicketRef, peer: PrefillPeer) -> None:
+        sequence, size = choice.sequence, self._queues.page_size
         start, end = sequence.num_computed, len(sequence) - 1
         pages = lease.pages[start // size : pages_for(end, size)]
-        call = Ticket(ref, link.worker, start, sequence.span(0, end), pages)
-        self._board.calls.add(call)
-        entry = Preparing(choice, lease, call, hit_pages)
-        self._board.prepare(entry)
-        self._board.counters["prefill_calls"] += 1
+        ticket = Ticket(ref, peer.worker, start, sequence.span(0, end), pages)
+        entry = self._queues.prepare(choice, lease, ticket, hit_pages)
+        self._counters["prefill_calls"] += 1
         now = self._clock.now()
-        repeat = self._asked[ref] = Repeat(now, now + FIRST_ASK_AGAIN_S, FIRST_ASK_AGAIN_S)
-        self.ask_at = min(self.ask_at, repeat.next_at)
-        self._ask(entry)
+        repeat = self._repeats[ref] = Repeat(now, now + FIRST_REPEAT_S, FIRST_REPEAT_S)
+        self.next_at = min(self.next_at, repeat.next_at)
+        self._send_prefill(entry)
 
-    def _ask(self, entry: Preparing) -> None:
-        call, request = entry.call, entry.choice.request
+    def _send_prefill(self, entry: Preparing) -> None:
+        ticket, request = entry.ticket, entry.choice.request
         remaining_s = entry.choice.deadline - self._clock.now()
         message = Prefill(
-            call.ref,
-            call.tokens,
-            call.start,
-            call.pages,
+            ticket.ref,
+            ticket.tokens,
+            ticket.start,
+            ticket.pages,
             request.namespace,
             remaining_s,
             request.cacheable,
-            verify=self._board.calls.verifies,
+            verify=self._tickets.verifies,
         )
-        self._send(str(call.worker), message)
+        self._send(str(ticket.worker), message)
 
-    def _ask_again(self, now: float) -> None:
-        """Repeat the calls of which nothing was heard, and forget those that are over."""
-        preparing = self._board.preparing
-        self._asked = {ref: repeat for ref, repeat in self._asked.items() if ref in preparing}
-        for ref, repeat in self._asked.items():
+    def _repeat(self, now: float) -> None:
+        """Send those again that were not answered, and forget those that are over."""
+        preparing = self._queues.preparing
+        self._repeats = {ref: repeat for ref, repeat in self._repeats.items() if ref in preparing}
+        for ref, repeat in self._repeats.items():
             if now < repeat.next_at:
                 continue
-            if preparing[ref].call.phase is Phase.OPEN:
-                self._board.counters["repeated_calls"] += 1
-                self._ask(preparing[ref])
-            repeat.interval = min(2 * repeat.interval, LAST_ASK_AGAIN_S)
+            if preparing[ref].ticket.phase is Phase.OPEN:
+                self._counters["repeated_calls"] += 1
+                self._send_prefill(preparing[ref])
+            repeat.interval = min(2 * repeat.interval, LAST_REPEAT_S)
             repeat.next_at = now + repeat.interval
-        self.ask_at = min((repeat.next_at for repeat in self._asked.values()), default=inf)
+        self.next_at = min((repeat.next_at for repeat in self._repeats.values()), default=inf)
 
-    # ---- the writer's words ------------------------------------------------------------------------------------------
+    # ---- the writer's messages ---------------------------------------------------------------------------------------
 
     def on_notice(self, notice: ChunkNotice) -> None:
-        board = self._board
-        entry = board.preparing.get(notice.ref)
-        call = board.calls.expected(notice)
-        if call is None:
+        ticket = self._tickets.expected(notice)
+        if ticket is None:
             return
-        if not board.calls.is_intact(call, notice):
-            self._mismatch(call)
+        entry = self._queues.preparing.get(notice.ref)
+        if not self._tickets.is_intact(ticket, notice):
+            self._on_mismatch(ticket, entry)
             return
-        board.calls.receive(call, notice)
-        board.counters["pages_moved"] += notice.count
-        board.stirred |= call.is_complete
+        self._tickets.receive(ticket, notice)
+        self._counters["pages_moved"] += notice.count
+        if ticket.is_complete:
+            self._queues.request_admission()
         if entry is None:
-            board.counters["pages_moved_in_vain"] += notice.count
-            return
-        choice = entry.choice
-        repeat = self._asked[notice.ref]
-        repeat.next_at = self._clock.now() + repeat.interval
-        choice.record.pages_moved += notice.count
-        choice.record.prefill_prefix_len = notice.prefix_len
-        choice.sequence.num_computed = min(call.start + call.num_arrived * board.page_size, call.end)
-        board.commit(entry)
-        if call.is_complete:
-            choice.record.add_computed(call.end - call.prefix_len)
-            board.detach(entry)
-            board.make_ready(choice, entry.lease, entry.hit_pages, chunked=False)
-            choice.record.mark("ready", self._clock.now())
+            self._counters["pages_moved_in_vain"] += notice.count
+        else:
+            self._on_pages(entry, notice)
 
-    def _mismatch(self, call: Ticket) -> None:
-        """What is in our pool does not have the writer's checksums. The request goes on without that call, whose pages wait
-        for the writer's last word: the right bytes may still be on their way."""
-        board = self._board
-        board.counters["digest_mismatches"] += 1
-        entry = board.preparing.get(call.ref)
+    def _on_pages(self, entry: Preparing, notice: ChunkNotice) -> None:
+        choice, ticket, now = entry.choice, entry.ticket, self._clock.now()
+        repeat = self._repeats[notice.ref]
+        repeat.next_at = now + repeat.interval
+        num_computed = min(ticket.start + ticket.num_arrived * self._queues.page_size, ticket.end)
+        choice.sequence.num_computed = num_computed
+        choice.metrics.moved(notice.count, notice.prefix_len)
+        if num_computed > ticket.start:
+            choice.metrics.computed(ticket.prefix_len, num_computed)
+        self._queues.commit(entry)
+        if ticket.is_complete:
+            self._queues.detach(entry)
+            self._queues.make_ready(choice, entry.lease, entry.hit_pages, False, now)
+
+    def _on_mismatch(self, ticket: Ticket, entry: Preparing | None) -> None:
+        """What is in our pool does not have the writer's checksums. The request goes on without that ticket, whose pages
+        wait for the writer's last word: the right bytes may still be on their way."""
+        self._counters["digest_mismatches"] += 1
         if entry is None:
             return
-        board.calls.cancel(call)
-        board.stirred = True
-        record = entry.choice.record
-        record.num_mismatches += 1
-        self._retry(entry, blames_worker=record.num_mismatches > MAX_FORGIVEN_MISMATCHES)
+        self._tickets.cancel(ticket)
+        self._queues.request_admission()
+        metrics = entry.choice.metrics
+        metrics.num_mismatches += 1
+        self._retry(entry, PrefillFault.FAILED if metrics.num_mismatches > MAX_FORGIVEN_MISMATCHES else None)
 
     def on_done(self, sender: str, message: PrefillDone) -> None:
-        call = self._known(sender, message.ref)
-        if call is None:
+        ticket = self._known(sender, message.ref)
+        if ticket is None:
             return
-        if call.phase is Phase.DONE:
-            self._board.counters["stray_messages"] += 1
+        if ticket.phase is Phase.DONE:
+            self._counters["stray_messages"] += 1
             return
-        self._board.counters["prefill_tokens"] += message.num_computed
-        self._board.stirred = True
-        self._board.calls.done(call)
+        self._counters["prefill_tokens"] += message.num_computed
+        self._queues.request_admission()
+        self._tickets.done(ticket)
 
     def on_failed(self, sender: str, message: PrefillFailed) -> None:
-        call = self._known(sender, message.ref)
-        if call is None:
+        ticket = self._known(sender, message.ref)
+        if ticket is None:
             return
-        entry = self._board.preparing.get(call.ref)
-        self._board.calls.close(call)
-        self._board.stirred = True
+        entry = self._close(ticket)
         if entry is None:
             return
-        self._board.counters[f"prefill_failed_{message.code.value}"] += 1
+        self._counters[f"prefill_failed_{message.code.value}"] += 1
         match message.code:
             case ErrorCode.BUSY:
-                self._links.busy(call.worker, self._clock.now())
-                self._board.send_back(entry)
+                self._workers.on_busy(ticket.worker, self._clock.now())
+                self._queues.send_back(entry)
             case ErrorCode.INVALID | ErrorCode.MISMATCH:
                 if message.code is ErrorCode.MISMATCH:
-                    self._links.mismatch(call.worker)
-                self._board.leave(entry)
-                self._desk.fail(entry.choice, message.code, f"{call.worker}: {message.message}")
+                    self._workers.on_mismatch(ticket.worker)
+                self._queues.end(entry.choice, Abort(message.code, f"{ticket.worker}: {message.message}"))
             case ErrorCode.UNAVAILABLE:
-                self._links.greet_again(call.worker, self._clock.now())
-                self._retry(entry)
+                self._workers.greet_again(ticket.worker, self._clock.now())
+                self._retry(entry, PrefillFault.FAILED)
             case _:
-                self._retry(entry)
+                self._retry(entry, PrefillFault.FAILED)
 
     def on_closed(self, sender: str, message: TicketClosed) -> None:
-        call = self._known(sender, message.ref)
-        if call is None:
+        ticket = self._known(sender, message.ref)
+        if ticket is None:
             return
-        entry = self._board.preparing.get(call.ref)
-        self._board.calls.close(call)
-        self._board.stirred = True
+        entry = self._close(ticket)
         if entry is not None:
-            self._retry(entry)
+            self._retry(entry, PrefillFault.FAILED)
 
     def _known(self, sender: str, ref: TicketRef) -> Ticket | None:
-        call = self._board.calls.get(ref)
-        if call is None or str(call.worker) != sender:
-            self._board.counters["stray_messages"] += 1
+        ticket = self._tickets.get(ref)
+        if ticket is None or str(ticket.worker) != sender:
+            self._counters["stray_messages"] += 1
             return None
-        return call
+        return ticket
+
+    def _close(self, ticket: Ticket) -> Preparing | None:
+        """Nothing is written under it any more. Returns the entry that waits for it."""
+        entry = self._queues.preparing.get(ticket.ref)
+        self._tickets.close(ticket)
+        self._queues.request_admission()
+        return entry
 
     # ---- ends of workers ---------------------------------------------------------------------------------------------
 
-    def lost(self, worker: WorkerRef) -> None:
-        """Dead for requests: they go elsewhere. Its pages wait for its word or the proof of its end."""
-        for call in self._board.calls.of(worker):
-            if call.phase is Phase.OPEN:
-                self._board.calls.cancel(call)
-                self._fail_over(call)
+    def on_lost(self, worker: WorkerRef) -> None:
+        """Dead for requests: they go elsewhere. Its pages wait for its answer or the proof of its end."""
+        for ticket in self._tickets.of(worker):
+            if ticket.phase is Phase.OPEN:
+                self._tickets.cancel(ticket)
+                entry = self._queues.preparing.get(ticket.ref)
+                if entry is not None:
+                    self._retry(entry, PrefillFault.LOST)
 
-    def ended(self, worker: WorkerRef) -> None:
-        """Proven: nothing it posted can land any more."""
-        for call in self._board.calls.of(worker):
-            self._board.calls.close(call)
-            self._board.stirred = True
-            self._fail_over(call)
+    def on_ended(self, worker: WorkerRef) -> None:
+        """Its end is proven: nothing that it posted can land any more, and what was lost with it died with it."""
+        for entry in tuple(self._queues.entries.values()):
+            choice = entry.choice
+            if choice.failed_on.get(worker) is PrefillFault.LOST:
+                choice.failed_on[worker] = PrefillFault.DIED
+                if isinstance(entry, Waiting | Preparing):
+                    self._end_if_killer(choice)
+        for ticket in self._tickets.of(worker):
+            waiting = self._close(ticket)
+            if waiting is not None:
+                self._retry(waiting, PrefillFault.DIED)
 
-    def _fail_over(self, call: Ticket) -> None:
-        entry = self._board.preparing.get(call.ref)
-        if entry is not None:
-            entry.choice.num_deaths += 1
-            self._retry(entry)
+    # ---- time --------------------------------------------------------------------------------------------------------
 
-    def look_after(self, entry: Preparing) -> bool:
+    def check_progress(self, entry: Preparing) -> bool:
         """Half the time is gone. True if pages still arrive; else the request goes on without this writer."""
-        if entry.call.has_progressed():
+        if entry.ticket.has_progressed():
             return True
-        self._board.counters["stalled_calls"] += 1
-        self._board.calls.cancel(entry.call)
-        self._retry(entry)
+        self._counters["stalled_calls"] += 1
+        self._tickets.cancel(entry.ticket)
+        self._retry(entry, PrefillFault.FAILED)
         return False
 
     def advance(self, now: float) -> None:
-        if now >= self.ask_at:
-            self._ask_again(now)
-        for call in self._board.calls.advance(now):
-            self._board.counters["lost_notices"] += 1
-            entry = self._board.preparing[call.ref]
-            self._board.calls.close(call)
-            self._retry(entry)
+        if now >= self.next_at:
+            self._repeat(now)
+        for ticket in self._tickets.advance(now):
+            self._counters["lost_notices"] += 1
+            entry = self._queues.preparing[ticket.ref]
+            self._tickets.close(ticket)
+            self._retry(entry, PrefillFault.FAILED)
+
+    def _end_if_killer(self, choice: Choice) -> bool:
+        """End a choice that so many prefill workers died with that it may be the reason."""
+        is_killer = choice.num_deaths >= MAX_DEATHS
+        if is_killer:
+            message = f"{MAX_DEATHS} workers died while they prefilled this"
+            self._queues.end(choice, Abort(ErrorCode.WORKER_LOST, message))
+        return is_killer
 
     # ---- down the ladder ---------------------------------------------------------------------------------------------
 
-    def _retry(self, entry: Preparing, blames_worker: bool = True) -> None:
-        """The entry's call is over or loose, and something is missing. A worker that is blamed is not asked again."""
-        board, choice, call = self._board, entry.choice, entry.call
-        if blames_worker:
-            choice.failed_on.add(call.worker)
-        arrived = choice.sequence.num_computed
-        choice.record.add_computed(max(0, arrived - call.prefix_len) if arrived > call.start else 0)
-        board.counters["prefill_retries"] += 1
-        if choice.num_deaths >= MAX_DEATHS:
-            board.leave(entry)
-            self._desk.fail(choice, ErrorCode.WORKER_LOST, f"{MAX_DEATHS} workers died while they prefilled this")
+    def _retry(self, entry: Preparing, fault: PrefillFault | None) -> None:
+        """The entry's ticket is closed or cancelled, and something is missing. A worker at fault is not called again."""
+        queues, choice, ticket, now = self._queues, entry.choice, entry.ticket, self._clock.now()
+        if fault is not None:
+            choice.failed_on[ticket.worker] = fault
+        self._counters["prefill_retries"] += 1
+        if self._end_if_killer(choice):
             return
-        pick = self._router.pick(choice, arrived, {}, self._clock.now())
-        first = call.start // board.page_size + call.num_arrived
-        count = len(call.pages) - call.num_arrived
-        if pick is LATER or not board.cache.try_replace(entry.lease, first, count):
-            board.send_back(entry)
-            return
-        board.detach(entry)
-        board.unpark(board.claims.end(choice.ref))
-        board.claim(choice, entry.lease)
-        if isinstance(pick, PrefillPeer):
-            self._call(choice, entry.lease, entry.hit_pages, TicketRef(call.ref.ticket, call.ref.attempt + 1), pick)
+        place = self._placement.pick(choice, choice.sequence.num_computed, {}, now)
+        if place is LATER or not queues.try_renew(entry):
+            queues.send_back(entry)
+        elif isinstance(place, PrefillPeer):
+            ref = TicketRef(ticket.ref.ticket, ticket.ref.attempt + 1)
+            self._request(choice, entry.lease, entry.hit_pages, ref, place)
         else:
-            board.make_ready(choice, entry.lease, entry.hit_pages, chunked=pick is Local.CHUNKED)
-            choice.record.mark("ready", self._clock.now())
+            queues.make_ready(choice, entry.lease, entry.hit_pages, place is Local.CHUNKED, now)

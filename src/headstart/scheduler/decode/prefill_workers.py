@@ -1,20 +1,23 @@
-"""What the decode worker knows of each prefill worker, and which one may take a prompt now.
+"""What the decode worker knows of each prefill worker, and where a delta is computed: here, or by which of them.
 
     (membership names it) ─► greeting ──Welcome──► welcome        a new incarnation starts over at greeting
                                │ ▲└────Refused──► refused         both processes live; it gets no calls
                                │ └── a call comes back as UNAVAILABLE: greeted again
                                └ Hello is repeated until answered
 
-One link per worker name, for its latest incarnation. A link takes calls while it is welcome, alive and not backing off.
+One peer per worker name, for its latest incarnation. A peer is called while it is welcome, alive and not backing off.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
 from headstart.core.messages import Hello, PeerState, Refused, Send, Welcome, WorkerRef, WorkerState
+from headstart.scheduler.decode.states import Choice
+from headstart.scheduler.limits import DecodeLimits
+from headstart.scheduler.tickets import TicketTable
 
 HELLO_REPEAT_S = 0.5
 GREETING_PATIENCE_S = 1.0
@@ -58,13 +61,14 @@ class PrefillWorkers:
         self._hello = hello
         self._send = send
         self._counters = counters
-        self._links: dict[str, PrefillPeer] = {}
+        self._peers: dict[str, PrefillPeer] = {}
         self._unproven: list[PeerState] = []  # replaced by namesakes that prove nothing of their end
+        self._mismatches: dict[WorkerRef, str] = {}  # as those that refused us state them
         self._listed: tuple[PeerState, ...] | None = None  # the last list, while it would change nothing
-        self._due = inf  # of `advance`
-        self._is_settled = False  # `_due` is right
+        self.next_at = inf  # when `advance` is due
+        self._is_settled = False  # `next_at` is right
 
-    def membership(self, peers: tuple[PeerState, ...], now: float) -> tuple[list[WorkerRef], list[WorkerRef]]:
+    def on_membership(self, peers: tuple[PeerState, ...], now: float) -> tuple[list[WorkerRef], list[WorkerRef]]:
         """Take the gateway's list. Returns the incarnations proven ended, and those to fail requests over from.
 
         A gateway that was restarted may list a namesake of a worker that it never heard: it is proof of nothing. A later
@@ -76,20 +80,21 @@ class PrefillWorkers:
             return ended, lost
         self._listed, self._is_settled = peers, False
         listed = {peer.worker.name: peer for peer in peers}
-        for name, link in self._links.items():
-            if name not in listed and link.state != WorkerState.DEAD:
-                link.state = WorkerState.DEAD
-                lost.append(link.worker)
+        for name, known in self._peers.items():
+            if name not in listed and known.state != WorkerState.DEAD:
+                known.state = WorkerState.DEAD
+                lost.append(known.worker)
         for peer in listed.values():
-            former = self._links.get(peer.worker.name)
+            former = self._peers.get(peer.worker.name)
             if former is not None and former.worker.incarnation > peer.worker.incarnation:
                 self._counters["stale_members"] += 1
                 self._listed = None
                 continue
             if former is None or former.worker != peer.worker:
-                self._links[peer.worker.name] = PrefillPeer(peer, peer.state, now, now, now)
+                self._peers[peer.worker.name] = PrefillPeer(peer, peer.state, now, now, now)
                 if former is not None:
                     self._unproven.append(former.peer)
+                    self._mismatches.pop(former.worker, None)
                 ended += self._take_proven(peer)
                 if former is not None and former.worker not in ended:
                     lost.append(former.worker)
@@ -112,119 +117,169 @@ class PrefillWorkers:
         self._unproven = [former for former in self._unproven if former.worker not in proven]
         return proven
 
-    def exited(self, worker: WorkerRef) -> None:
+    def on_exited(self, worker: WorkerRef) -> None:
         self._unproven = [former for former in self._unproven if former.worker != worker]
-        if (link := self._to_change(worker)) is not None:
-            link.state = WorkerState.DEAD
+        if (peer := self._to_change(worker)) is not None:
+            peer.state = WorkerState.DEAD
             self._listed = None
 
-    def lost(self, peer: str) -> WorkerRef | None:
-        """The transport to `peer` is closed: dead for requests until membership says otherwise."""
-        for link in self._links.values():
-            if str(link.worker) == peer:
-                link.state = WorkerState.DEAD
+    def on_disconnected(self, name: str) -> WorkerRef | None:
+        """The transport to this peer is closed: dead for requests until membership says otherwise."""
+        for peer in self._peers.values():
+            if str(peer.worker) == name:
+                peer.state = WorkerState.DEAD
                 self._listed, self._is_settled = None, False
-                return link.worker
+                return peer.worker
         return None
 
-    def welcome(self, sender: str, message: Welcome) -> bool:
-        link = self._answered(sender, message.worker)
-        if link is None:
+    def on_welcome(self, sender: str, message: Welcome) -> bool:
+        peer = self._answered(sender, message.worker)
+        if peer is None:
             return False
-        link.handshake = Handshake.WELCOME
-        link.capacity_tokens = message.capacity_tokens
-        link.credit_tokens = message.credit_tokens
+        peer.handshake = Handshake.WELCOME
+        peer.capacity_tokens = message.capacity_tokens
+        peer.credit_tokens = message.credit_tokens
         return True
 
-    def refused(self, sender: str, message: Refused) -> bool:
+    def on_refused(self, sender: str, message: Refused) -> bool:
         """Both sides live on; this incarnation gets no calls."""
-        link = self._answered(sender, message.worker)
-        if link is None:
+        peer = self._answered(sender, message.worker)
+        if peer is None:
             return False
-        link.handshake = Handshake.REFUSED
+        peer.handshake = Handshake.REFUSED
         self._counters["refused_links"] += 1
+        self._mismatches[message.worker] = message.message
         return True
 
-    def mismatch(self, worker: WorkerRef) -> None:
+    def mismatches(self) -> tuple[str, ...]:
+        """What each live prefill worker that refused us and this worker disagree on."""
+        refused = [
+            peer
+            for peer in self._peers.values()
+            if peer.handshake is Handshake.REFUSED and peer.state != WorkerState.DEAD
+        ]
+        return tuple(self._mismatches[peer.worker] for peer in refused if peer.worker in self._mismatches)
+
+    def on_mismatch(self, worker: WorkerRef) -> None:
         """A call came back as incompatible: no more on this pair."""
-        if (link := self._to_change(worker)) is not None:
-            link.handshake = Handshake.REFUSED
+        if (peer := self._to_change(worker)) is not None:
+            peer.handshake = Handshake.REFUSED
 
     def greet_again(self, worker: WorkerRef, now: float) -> None:
         """It could not write to us: its connection may be lost. It gets no calls before it has answered a Hello."""
-        link = self._to_change(worker)
-        if link is not None and link.handshake is Handshake.WELCOME:
-            link.handshake, link.greeted_at, link.next_hello = Handshake.GREETING, now, now
+        peer = self._to_change(worker)
+        if peer is not None and peer.handshake is Handshake.WELCOME:
+            peer.handshake, peer.greeted_at, peer.next_hello = Handshake.GREETING, now, now
 
-    def busy(self, worker: WorkerRef, now: float) -> None:
-        if (link := self._to_change(worker)) is not None:
-            link.busy_until = now + BACKOFF_S
+    def on_busy(self, worker: WorkerRef, now: float) -> None:
+        if (peer := self._to_change(worker)) is not None:
+            peer.busy_until = now + BACKOFF_S
 
-    def advance(self, now: float) -> float:
-        """Repeat Hellos; returns when to come back."""
-        if self._is_settled and now < self._due:
-            return self._due
+    def advance(self, now: float) -> bool:
+        """Repeat Hellos. Whether a wait is over, so that somebody may be called now."""
+        is_due = now >= self.next_at
+        if self._is_settled and not is_due:
+            return False
         times: list[float] = []
-        for link in self._links.values():
-            if link.handshake is Handshake.GREETING and link.state != WorkerState.DEAD:
-                if now >= link.next_hello:
-                    self._send(str(link.worker), self._hello)
-                    link.next_hello = now + HELLO_REPEAT_S
-                times.append(link.next_hello)
-                if now < link.greeted_at + GREETING_PATIENCE_S:
-                    times.append(link.greeted_at + GREETING_PATIENCE_S)
-            times.extend(time for time in (link.busy_until, link.state_since + SUSPECT_PATIENCE_S) if now < time)
-        self._due, self._is_settled = min(times, default=inf), True
-        return self._due
+        for peer in self._peers.values():
+            if peer.handshake is Handshake.GREETING and peer.state != WorkerState.DEAD:
+                if now >= peer.next_hello:
+                    self._send(str(peer.worker), self._hello)
+                    peer.next_hello = now + HELLO_REPEAT_S
+                times.append(peer.next_hello)
+                if now < peer.greeted_at + GREETING_PATIENCE_S:
+                    times.append(peer.greeted_at + GREETING_PATIENCE_S)
+            times.extend(time for time in (peer.busy_until, peer.state_since + SUSPECT_PATIENCE_S) if now < time)
+        self.next_at, self._is_settled = min(times, default=inf), True
+        return is_due
 
     def choose(
         self,
         ranking: tuple[str, ...],
         num_tokens: int,
-        excluded: set[WorkerRef],
+        excluded: Collection[WorkerRef],
         usage: Callable[[WorkerRef], tuple[int, int]],
         now: float,
     ) -> PrefillPeer | NoPeer:
         """The best-ranked worker that can take a prompt of `num_tokens` now; those not ranked come last, least used
-        first. `usage(worker)` is (calls open there, their prompt tokens)."""
+        first. `usage(worker)` is (tickets open there, their prompt tokens)."""
 
-        def takes(link: PrefillPeer) -> bool:
-            if link.state != WorkerState.ALIVE or link.handshake is not Handshake.WELCOME or now < link.busy_until:
+        def can_take(peer: PrefillPeer) -> bool:
+            if peer.state != WorkerState.ALIVE or peer.handshake is not Handshake.WELCOME or now < peer.busy_until:
                 return False
-            num_calls, tokens = usage(link.worker)
-            return num_calls == 0 or tokens + num_tokens <= link.credit_tokens
+            num_tickets, tokens = usage(peer.worker)
+            return num_tickets == 0 or tokens + num_tokens <= peer.credit_tokens
 
         for name in ranking:
-            ranked = self._links.get(name)
-            if ranked is not None and self._may_serve(ranked, num_tokens, excluded, now) and takes(ranked):
+            ranked = self._peers.get(name)
+            if ranked is not None and self._may_serve(ranked, num_tokens, excluded, now) and can_take(ranked):
                 return ranked
-        usable = [link for link in self._links.values() if self._may_serve(link, num_tokens, excluded, now)]
-        others = [link for link in usable if link.worker.name not in ranking]
-        others.sort(key=lambda link: (usage(link.worker)[1], link.worker.name))
-        best = next((link for link in others if takes(link)), None)
+        usable = [peer for peer in self._peers.values() if self._may_serve(peer, num_tokens, excluded, now)]
+        others = [peer for peer in usable if peer.worker.name not in ranking]
+        others.sort(key=lambda peer: (usage(peer.worker)[1], peer.worker.name))
+        best = next((peer for peer in others if can_take(peer)), None)
         return best or (NoPeer.LATER if usable else NoPeer.NEVER)
 
-    def _may_serve(self, link: PrefillPeer, num_tokens: int, excluded: set[WorkerRef], now: float) -> bool:
-        """Whether waiting for `link` makes sense."""
-        if link.state == WorkerState.DEAD or link.worker in excluded:
+    def _may_serve(self, peer: PrefillPeer, num_tokens: int, excluded: Collection[WorkerRef], now: float) -> bool:
+        """Whether waiting for `peer` makes sense."""
+        if peer.state == WorkerState.DEAD or peer.worker in excluded:
             return False
-        if link.state == WorkerState.SUSPECT and now >= link.state_since + SUSPECT_PATIENCE_S:
+        if peer.state == WorkerState.SUSPECT and now >= peer.state_since + SUSPECT_PATIENCE_S:
             return False
-        if link.handshake is Handshake.GREETING:
-            return now < link.greeted_at + GREETING_PATIENCE_S
-        return link.handshake is Handshake.WELCOME and num_tokens <= link.capacity_tokens
+        if peer.handshake is Handshake.GREETING:
+            return now < peer.greeted_at + GREETING_PATIENCE_S
+        return peer.handshake is Handshake.WELCOME and num_tokens <= peer.capacity_tokens
 
     def _to_change(self, worker: WorkerRef) -> PrefillPeer | None:
-        """The link to this incarnation, which the caller is about to change."""
-        link = self._links.get(worker.name)
-        if link is None or link.worker != worker:
+        """The peer of this incarnation, which the caller is about to change."""
+        peer = self._peers.get(worker.name)
+        if peer is None or peer.worker != worker:
             return None
         self._is_settled = False
-        return link
+        return peer
 
     def _answered(self, sender: str, worker: WorkerRef) -> PrefillPeer | None:
-        link = self._to_change(worker)
-        if link is None or sender != str(worker):
+        peer = self._to_change(worker)
+        if peer is None or sender != str(worker):
             self._counters["stray_messages"] += 1
             return None
-        return link
+        return peer
+
+
+class Local(Enum):
+    """Why a delta is computed here."""
+
+    SHORT = "short"  # out of the step's budget for short deltas
+    CHUNKED = "chunked"  # for want of a prefill worker, or of time to wait for one
+
+
+Place = Local | PrefillPeer | NoPeer
+LATER = NoPeer.LATER
+
+
+class Placement:
+    """Short deltas and those that nobody else can compute in time stay here; the rest go where there is credit."""
+
+    def __init__(self, limits: DecodeLimits, workers: PrefillWorkers, tickets: TicketTable) -> None:
+        self.workers = workers
+        self._limits = limits
+        self._tickets = tickets
+
+    def is_short(self, choice: Choice, start: int) -> bool:
+        return len(choice.sequence) - 1 - start <= self._limits.local_prefill_tokens
+
+    def pick(self, choice: Choice, start: int, planned: dict[WorkerRef, list[int]], now: float) -> Place:
+        """For the delta [start, end). `planned` are prompt tokens of tickets about to be opened; LATER if it waits."""
+        if self.is_short(choice, start):
+            return Local.SHORT
+        if now >= choice.fallback_at:
+            return Local.CHUNKED
+
+        def usage(worker: WorkerRef) -> tuple[int, int]:
+            num_tickets, num_tokens = self._tickets.usage(worker)
+            soon = planned.get(worker, ())
+            return num_tickets + len(soon), num_tokens + sum(soon)
+
+        end = len(choice.sequence) - 1
+        peer = self.workers.choose(choice.ranking, end, choice.failed_on, usage, now)
+        return Local.CHUNKED if peer is NoPeer.NEVER else peer

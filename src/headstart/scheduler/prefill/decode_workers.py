@@ -29,6 +29,7 @@ class DecodeWorkers:
         self._transport = transport
         self._peers: dict[str, DecodePeer] = {}
         self._incarnations: dict[str, list[WorkerRef]] = {}  # of the peers, by worker name
+        self._mismatches: dict[WorkerRef, str] = {}  # of those refused: what differs, latest incarnations only
         self._exited: dict[str, int] = {}  # worker name -> newest incarnation known to have exited
 
     def former_incarnations(self, worker: WorkerRef) -> list[WorkerRef]:
@@ -45,8 +46,12 @@ class DecodeWorkers:
         be reached now, as while writes of a lost connection have not ended: it will send Hello again, and a refusal would
         be final."""
         name = str(hello.worker)
+        for former in [worker for worker in self._mismatches if worker.name == hello.worker.name]:
+            del self._mismatches[former]
         if mismatch := first_mismatch(self._kv_spec, hello.kv_spec):
-            return Refused(self._worker, mismatch)
+            text = f"{self._worker.name} (here) and {hello.worker.name} (there) exchange no KV: {mismatch}"
+            self._mismatches[hello.worker] = text
+            return Refused(self._worker, text)
         peer = self._peers.get(name)
         if peer is None:
             peer = self._peers[name] = DecodePeer(hello.worker)
@@ -60,13 +65,17 @@ class DecodeWorkers:
         limits = self._limits
         return Welcome(self._worker, limits.capacity_tokens, limits.credit_tokens, self._transport.descriptor())
 
+    def mismatches(self) -> tuple[str, ...]:
+        """What each refused decode worker and this one disagree on."""
+        return tuple(self._mismatches.values())
+
     def connected(self, name: str) -> WorkerRef | None:
         """The decode worker of that name, if its pool can be reached."""
         peer = self._peers.get(name)
         return peer.worker if peer is not None and peer.descriptor is not None else None
 
-    def lose(self, name: str) -> None:
-        """The transport to a peer is closed; the peer itself may live and say Hello again."""
+    def on_lost(self, name: str) -> None:
+        """The transport to a peer is closed; the peer itself may live and send Hello again."""
         if (peer := self._peers.get(name)) is not None:
             peer.descriptor = None
 
@@ -74,6 +83,7 @@ class DecodeWorkers:
         """The peer's process has ended."""
         name = str(worker)
         self._exited[worker.name] = max(worker.incarnation, self._exited.get(worker.name, -1))
+        self._mismatches.pop(worker, None)
         if self._peers.pop(name, None) is not None:
             self._incarnations[worker.name].remove(worker)
             self._transport.disconnect(name)

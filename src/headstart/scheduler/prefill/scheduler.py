@@ -168,7 +168,7 @@ class PrefillScheduler:
             case Completed() | WriteFailed():
                 self._sender.on_transfer(event)
             case PeerLost():
-                self._peers.lose(event.peer)
+                self._peers.on_lost(event.peer)
                 for call in self._waiting.drop(lambda call: call.key[0] == event.peer):
                     reason = "the transport to the caller is closed"
                     self._sender.refuse(event.peer, call.message.ref, ErrorCode.UNAVAILABLE, reason)
@@ -293,6 +293,7 @@ class PrefillScheduler:
             free_pages=counts.free,
             counters=dict(self._counters),
             overdue_pages=sum(peer.num_pages for peer in stuck.values()),
+            mismatches=self._peers.mismatches(),
         )
 
     def check(self) -> None:
