@@ -1,22 +1,31 @@
 """The `headstart` command. Every subcommand is a dataclass with `run`; heavy imports happen inside `run` only."""
 
+import dataclasses
+import errno
+import inspect
 import os
+import signal
 import sys
+import textwrap
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol, get_origin
 
 import tyro
 
 from headstart.bench.errors import BenchError
 from headstart.bench.options import Options
-from headstart.config.errors import ConfigError
+from headstart.config.errors import ConfigError, require, told_together
+from headstart.config.other_names import refuse_other_names
 from headstart.config.settings import GatewaySettings, WorkerSettings, refuse_conflicts
 from headstart.core.errors import WorkerError
-from headstart.launch.topology import WantedWorkers, WorkerCount, detect_machine, resolve_topology
+from headstart.core.messages import Role
+from headstart.launch.topology import WantedWorkers, WorkerCount, check_counts, detect_machine, resolve_topology
 from headstart.plan.options import PlanOptions, SimulateOptions
 from headstart.worker.exits import Exit
-from headstart.worker.spec import LogSpec, Role, WorkerSpec
+from headstart.worker.spec import LogSpec, WorkerSpec
+from headstart.worker.streams import flush_or_drop, open_standard_streams, try_print
 
 DEMO = "smollm2-135m-instruct"
 
@@ -33,12 +42,16 @@ class LogSettings:
 
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
-    log_json: bool = False
-    """One JSON object a line instead of text."""
+    log_format: Literal["text", "json"] = "text"
+    """text: for people. json: one object a line, with every field in full."""
+
+    def __post_init__(self) -> None:
+        known = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+        require(self.log_level.upper() in known, f"--log-level must be one of {', '.join(known)}, got {self.log_level}")
 
     @property
     def spec(self) -> LogSpec:
-        return LogSpec(self.log_level, self.log_json)
+        return LogSpec(self.log_level, self.log_format == "json")
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,9 @@ class ServeCommand:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     log: LogSettings = field(default_factory=LogSettings)
+
+    def __post_init__(self) -> None:
+        check_counts(self.prefill, self.decode)
 
     def run(self) -> int:
         from headstart.config.secret_files import with_keys_of_files
@@ -83,14 +99,18 @@ class GatewayCommand:
     def run(self) -> int:
         from headstart.config.secret_files import with_keys_of_files
         from headstart.launch.serve import check_control_is_guarded, check_ports, prepare_model
+        from headstart.model.refusals import refuse_unservable
         from headstart.worker.gateway_process import run_gateway_process
+        from headstart.worker.ports import refuse_ipv6
         from headstart.worker.spec import GatewaySpec, served_name
 
         refuse_conflicts(self.worker)
+        refuse_ipv6(self.gateway.control_host, "--control-host")
         check_control_is_guarded(self.gateway, self.worker.cluster)
         check_ports(self.gateway)
         gateway = with_keys_of_files(self.gateway)
         folder = prepare_model(self.model)
+        refuse_unservable(folder, self.worker.model.json_model_override_args, "dummy")  # it needs no weights here
         name = served_name(self.model, self.worker.model)
         run_gateway_process(GatewaySpec(name, str(folder), gateway, self.worker, log=self.log.spec))
 
@@ -118,7 +138,7 @@ class PrefillCommand:
     log: LogSettings = field(default_factory=LogSettings)
 
     def run(self) -> int:
-        return run_worker("prefill", self)
+        return run_worker(Role.PREFILL, self)
 
 
 @dataclass(frozen=True)
@@ -132,7 +152,7 @@ class DecodeCommand:
     log: LogSettings = field(default_factory=LogSettings)
 
     def run(self) -> int:
-        return run_worker("decode", self)
+        return run_worker(Role.DECODE, self)
 
 
 @dataclass(frozen=True)
@@ -241,30 +261,71 @@ def run_worker(role: Role, command: PrefillCommand | DecodeCommand) -> int:
 
 
 def parse(arguments: list[str] | None = None) -> Command:
-    """Read the command line. Raises ConfigError for values out of range; exits for usage errors and --help."""
-    subcommands = [
-        Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]  # type: ignore[valid-type]
-        for name, kind in COMMANDS.items()
-    ]
-    union: object = subcommands[0]
-    for subcommand in subcommands[1:]:
-        union = union | subcommand  # type: ignore[operator]
-    command: Command = tyro.cli(
-        union,  # type: ignore[arg-type]
-        prog="headstart",
-        description="LLM serving with prefill and decode split, and a radix cache on the decode side.",
-        args=arguments,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
+    """Read the command line. Raises ConfigError for values out of range, all of them at once; exits for usage errors,
+    --help and --version."""
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help", "-V", "--version"):
+        print(f"headstart {version('headstart')}" if name in ("-V", "--version") else usage())
+        raise SystemExit(0)
+    if name not in COMMANDS:
+        raise ConfigError(f"there is no command {name!r}; there is {', '.join(COMMANDS)}")
+    kind = COMMANDS[name]
+    refuse_other_names(rest, flags_of(kind))
+    with told_together():
+        command: Command = tyro.cli(
+            kind,
+            prog=f"headstart {name}",
+            description=inspect.getdoc(kind),
+            args=rest,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        )
     return command
 
 
+def flags_of(kind: type) -> list[str]:
+    """Every flag of a command: the fields of its dataclass and of those in it."""
+    found = []
+    for each in dataclasses.fields(kind):
+        if isinstance(each.default_factory, type) and dataclasses.is_dataclass(each.default_factory):
+            found += flags_of(each.default_factory)
+        elif get_origin(each.type) is not Annotated:  # a positional argument is
+            found.append("--" + each.name.replace("_", "-"))
+    return found
+
+
+def usage() -> str:
+    """What there is, one command a line."""
+    lines = [f"  {name:<9} {(inspect.getdoc(kind) or '').splitlines()[0]}" for name, kind in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: headstart COMMAND ...",
+            "",
+            "LLM serving with prefill and decode split, and a radix cache on the decode side.",
+            "",
+            *(textwrap.fill(line, 79, subsequent_indent=" " * 12) for line in lines),
+            "",
+            "headstart COMMAND --help shows a command's flags; headstart --version this version.",
+        ]
+    )
+
+
 def main() -> None:
+    open_standard_streams()
     try:
         status = parse().run()
     except (BenchError, ConfigError, WorkerError) as error:
-        print(f"headstart: {error}", file=sys.stderr)
+        try_print(f"headstart: {error}")
         status = Exit.BAD_SETTINGS
+    except KeyboardInterrupt:
+        try_print("headstart: interrupted")
+        status = 128 + signal.SIGINT
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        try_print(f"headstart: output cannot be written: {error.strerror}")
+        status = Exit.CRASHED
+    if not flush_or_drop() and status == 0:
+        status = Exit.CRASHED
     sys.exit(status)
 
 

@@ -32,8 +32,13 @@ def paces(options: Options) -> Iterator[Pace]:
 
 def addresses(target: TargetOptions) -> list[Address]:
     rest = (target.backend, target.model, target.api_key, target.temperature)
-    first = Address(target.base_url, target.label, *rest)
-    return [first, Address(target.against, target.against_label, *rest)] if target.against else [first]
+    first = Address(server_root(target.base_url), target.label, *rest)
+    return [first, Address(server_root(target.against), target.against_label, *rest)] if target.against else [first]
+
+
+def server_root(url: str) -> str:
+    """A server's address without the /v1 that clients of the OpenAI API are given with it."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def run_specs(options: Options, context_len: int | None) -> Iterator[RunSpec]:

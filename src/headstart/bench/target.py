@@ -68,13 +68,17 @@ async def connect(address: Address, http: httpx.AsyncClient, clock: Clock) -> Se
     try:
         reply = await http.get("/v1/models")
         reply.raise_for_status()
-        card = reply.json()["data"][0]
-    except (httpx.HTTPError, ValueError, LookupError) as error:
+        cards = {str(card["id"]): card for card in reply.json()["data"]}
+        model, card = next(iter(cards.items()))
+    except (httpx.HTTPError, ValueError, LookupError, TypeError, StopIteration) as error:
         raise BenchError(f"{address.base_url}/v1/models does not name a model: {error!r}") from error
+    if address.model and address.model not in cards:
+        raise BenchError(f"{address.base_url} serves no model {address.model!r}; it serves {', '.join(cards)}")
+    model, card = (address.model, cards[address.model]) if address.model else (model, card)
     owner = str(card.get("owned_by", ""))
-    api = choose_backend(address, owner, address.model or card["id"])
+    api = choose_backend(address, owner, model)
     backend = owner if owner in (*RETURNS_IDS, "sglang") else "openai"
-    facts = {"base_url": address.base_url, "model": card["id"], "max_model_len": card.get("max_model_len")}
+    facts = {"base_url": address.base_url, "model": model, "max_model_len": card.get("max_model_len")}
     if owner == "headstart":
         facts |= await _cluster_facts(http)
     client = Client(HttpTransport(http), api, clock)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headstart.config.errors import require
-from headstart.config.settings import CacheSettings, StepSettings, TransferSettings, WorkerSettings
+from headstart.config.settings import LEAST_AUTO_PAGE, CacheSettings, StepSettings, TransferSettings, WorkerSettings
 from headstart.core.layout import page_floor, pages_for
 
 CHUNK_S = 0.4  # a chunk of --chunked-prefill-size auto aims at this many seconds; half a second is the bound
@@ -98,7 +98,7 @@ def threads_for(num_cores: int, num_compute_workers: int) -> int:
 def resolve_page_size(cache: CacheSettings, device: str) -> int:
     if cache.page_size != "auto":
         return cache.page_size
-    return 64 if device == "cuda" else 16
+    return 64 if device == "cuda" else LEAST_AUTO_PAGE
 
 
 def resolve_running(step: StepSettings, device: str) -> int:
@@ -124,14 +124,20 @@ def resolve_pool(settings: WorkerSettings, facts: DeviceFacts, model: ModelFacts
     )
     num_tokens = _pool_tokens(settings.cache, facts, model, context_len)
     num_pages = page_floor(num_tokens, page_size) // page_size
-    require(
-        num_pages >= 2,
-        f"a pool of {num_tokens} tokens has fewer than two pages of --page-size {page_size}; "
-        "raise --max-total-tokens or --mem-fraction-static",
-    )
+    require(num_pages >= 2, _too_few_pages(settings.cache, facts, num_tokens, page_size))
     share = settings.cache.tenant_cache_share
     owner_pages = max(1, int(num_pages * share)) if share < 1 else None
     return PoolPlan(page_size, num_pages, min(context_len, num_pages * page_size), owner_pages)
+
+
+def _too_few_pages(cache: CacheSettings, facts: DeviceFacts, num_tokens: int, page_size: int) -> str:
+    pages = f"fewer than two pages of --page-size {page_size}"
+    if cache.max_total_tokens != "auto":
+        return f"--max-total-tokens {num_tokens} is {pages}"
+    return (
+        f"{facts.free_bytes >> 20} MiB are left for {facts.num_sharing} workers, whose weights take "
+        f"{facts.weight_bytes >> 20} MiB each: a pool of {num_tokens} tokens, {pages}; give more memory or fewer workers, or raise --mem-fraction-static"
+    )
 
 
 def _pool_tokens(cache: CacheSettings, facts: DeviceFacts, model: ModelFacts, context_len: int) -> int:

@@ -12,6 +12,9 @@ from headstart.config.errors import ConfigError, require
 
 Auto = Literal["auto"]
 
+LEAST_AUTO_PAGE = 16
+"""Tokens of the smallest page that --page-size auto chooses."""
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -267,13 +270,15 @@ class GatewaySettings:
     """Seconds a request may take where the client sets no deadline."""
 
     def __post_init__(self) -> None:
+        require("[" not in self.host, f"--host {self.host}: give an IPv6 address without brackets")
         require(1 <= self.port <= 65535, f"--port must be 1 to 65535, got {self.port}")
         require(
             self.control_port == "auto" or 1 <= self.control_port <= 65535,
             f"--control-port must be auto or 1 to 65535, got {self.control_port}",
         )
         require(
-            self.resolved_control_port != self.port, f"--port and --control-port are both {self.port}; they must differ"
+            self.control_port == "auto" or self.control_port != self.port,
+            f"--port and --control-port are both {self.port}; they must differ",
         )
         require(0 < self.request_timeout < inf, f"--request-timeout must be positive, got {self.request_timeout}")
 
@@ -313,9 +318,11 @@ def conflicts(settings: WorkerSettings) -> list[str]:
         found.append("--disable-radix-cache and --disaggregation-decode-enable-radix-cache contradict each other.")
     if step.stream_interval != 1:
         found.append(f"--stream-interval {step.stream_interval}: only 1 is built.")
-    if cache.max_total_tokens != "auto" and cache.page_size != "auto" and cache.max_total_tokens < cache.page_size * 2:
+    least_page = LEAST_AUTO_PAGE if cache.page_size == "auto" else cache.page_size
+    if cache.max_total_tokens != "auto" and cache.max_total_tokens < 2 * least_page:
         found.append(
-            f"--max-total-tokens {cache.max_total_tokens} with --page-size {cache.page_size}: fewer than two pages."
+            f"--max-total-tokens {cache.max_total_tokens} with --page-size {cache.page_size}: fewer than two pages of "
+            f"{least_page} tokens."
         )
     if cache.max_total_tokens != "auto" and cache.mem_fraction_static != "auto":
         found.append("--max-total-tokens and --mem-fraction-static both set the pool's size; give one.")

@@ -6,6 +6,9 @@ Names. A worker process is a `WorkerRef`: its name stays across restarts, its in
 worker numbers its tickets; (decode worker, ticket, attempt) names one right to write into a set of its pages.
 """
 
+from collections.abc import Callable
+from enum import StrEnum
+
 from msgspec import MsgspecError, Struct, msgpack
 
 from headstart.core.arrays import EMPTY, Int32Array
@@ -16,6 +19,27 @@ from headstart.core.request import ChoiceRef, Request, RequestStats
 
 class Message(Struct, frozen=True, tag=True, eq=False):
     """Base of everything that travels."""
+
+
+Send = Callable[[str, Message], None]
+"""(recipient, message); never blocks, never raises for a peer that is gone. A recipient is a gateway's or launcher's name,
+or `str(WorkerRef)`."""
+
+
+class Role(StrEnum):
+    """What a worker does for others."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class WorkerState(StrEnum):
+    """What a gateway may ask of a worker. A peer that has ended is told of as dead."""
+
+    ALIVE = "alive"  # new work
+    SUSPECT = "suspect"  # no new work
+    DEAD = "dead"  # nothing: its requests fail over
+    ENDED = "ended"  # nothing ever: its process is gone
 
 
 class WorkerRef(Struct, frozen=True, cache_hash=True):
@@ -230,7 +254,7 @@ class Join(Message, frozen=True):
     """
 
     worker: WorkerRef
-    role: str  # "prefill" or "decode"
+    role: Role
     kv_spec: KVSpec
     peer_address: str
     capacity_tokens: int
@@ -257,7 +281,7 @@ class WorkerLoad(Struct, frozen=True):
     free_pages: int = 0
     counters: dict[str, float] = {}  # monotonic totals: tokens, hits, bytes moved and saved, retractions, ...
     overdue_pages: int = 0  # kept for a peer that has let its time pass
-    gives_up: bool = False  # too many of them, and neither word nor proof came: only a restart gets them back
+    must_restart: bool = False  # too many of them, and neither word nor proof came: only a restart gets them back
     mismatches: tuple[
         str, ...
     ] = ()  # each names a peer that exchanges no KV with this worker, and the setting that differs
@@ -282,7 +306,7 @@ class Leave(Message, frozen=True):
 class PeerState(Struct, frozen=True):
     worker: WorkerRef
     address: str
-    state: str  # "alive", "suspect" (no new work) or "dead" (fail its requests over)
+    state: WorkerState  # never ENDED
     lock_domain: str = ""  # of its Join
 
     def proves_end_of(self, former: "PeerState") -> bool:

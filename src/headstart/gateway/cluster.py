@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from headstart.core.identity import PROTOCOL_VERSION
 from headstart.core.messages import (
     Heartbeat,
     Join,
@@ -16,17 +17,17 @@ from headstart.core.messages import (
     Leave,
     Membership,
     Message,
+    Role,
     WorkerExited,
     WorkerRef,
+    WorkerState,
 )
 from headstart.gateway.limits import DispatchLimits
-from headstart.gateway.registry import Registry, WorkerRecord, WorkerState
+from headstart.gateway.registry import Registry, WorkerRecord
 
 log = logging.getLogger("headstart.gateway")
 
 LAUNCHER = "launcher"
-DECODE = "decode"
-PREFILL = "prefill"
 
 ClusterMessage = Join | Heartbeat | Leave | WorkerExited | LauncherHello | KillRequest
 
@@ -90,7 +91,7 @@ class Cluster:
         membership = self.registry.membership()
         if membership is not self._membership:
             self._membership, self._notified = membership, set()
-        for record in self.registry.of_role(DECODE):
+        for record in self.registry.of_role(Role.DECODE):
             if record.may_return and (repeats or record.ref not in self._notified):
                 self._notified.add(record.ref)
                 self._send(record.full_name, membership)
@@ -111,6 +112,9 @@ class Cluster:
         known = self.registry.get(message.worker)
         if known is not None and known.may_return and known.join.kv_spec == message.kv_spec:
             return []  # a repeat changes nothing
+        if (theirs := message.kv_spec.protocol_version) != PROTOCOL_VERSION:
+            reason = f"it speaks version {theirs} of the protocol, this gateway version {PROTOCOL_VERSION}; upgrade the older"
+            return self._reject_join(message.worker, "protocol_mismatches", reason)
         if not self._serves_our_model(message):
             return self._reject_join(message.worker, "misfit_joins", "another model is served here")
         if self.registry.is_contested(message):
@@ -148,11 +152,11 @@ class Cluster:
     def _serves_our_model(self, join: Join) -> bool:
         """Decode workers of a gateway serve its model: a choice may go to any of them, and go on at another. They
         compare the prefill workers' with their own."""
-        if join.role != DECODE:
+        if join.role != Role.DECODE:
             return True
         if self._model_fingerprint:
             return join.kv_spec.model_fingerprint == self._model_fingerprint
-        others = (record for record in self.registry.of_role(DECODE) if record.may_return)
+        others = (record for record in self.registry.of_role(Role.DECODE) if record.may_return)
         ours = {record.join.kv_spec.model_fingerprint for record in others if record.ref.name != join.worker.name}
         return not ours or join.kv_spec.model_fingerprint in ours
 

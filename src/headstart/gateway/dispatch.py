@@ -11,7 +11,7 @@ A choice's states are in `choice`, a worker's in `registry`. Invariants:
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 from typing import Protocol
 
@@ -32,6 +32,8 @@ from headstart.core.messages import (
     Leave,
     Message,
     Rejected,
+    Role,
+    Send,
     Submit,
     TokenDelta,
     Tokens,
@@ -40,16 +42,13 @@ from headstart.core.messages import (
 )
 from headstart.core.request import ChoiceRef, FinishReason, Request
 from headstart.gateway.choice_record import ChoiceRecord, Queued, Serving, Sink, Stopping, Submitted, bounded_stats
-from headstart.gateway.cluster import DECODE, Cluster
+from headstart.gateway.cluster import Cluster
 from headstart.gateway.flush import FlushDone, Flushes
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.open_requests import OpenRequests
 from headstart.gateway.policy import MakePolicy, prefix_affinity
 from headstart.gateway.registry import WorkerRecord
 from headstart.gateway.router import Refusal, RequestRouter
-
-Send = Callable[[str, Message], None]
-"""(recipient, message); never blocks, never raises for a peer that is gone."""
 
 
 class DispatcherApi(Protocol):
@@ -152,11 +151,11 @@ class Dispatcher:
     @property
     def capacity_tokens(self) -> int | None:
         """Longest prompt plus output that some decode worker can hold; None while no worker is known."""
-        return self.registry.capacity_tokens(DECODE)
+        return self.registry.capacity_tokens(Role.DECODE)
 
     @property
     def is_ready(self) -> bool:
-        return bool(self.registry.alive(DECODE))
+        return bool(self.registry.alive(Role.DECODE))
 
     def iter_choices(self) -> Iterator[ChoiceRecord]:
         return iter(self._open)
@@ -294,7 +293,7 @@ class Dispatcher:
     def _tick(self, now: float) -> None:
         self._next_tick = now + self._limits.beat_s
         self._check_all(now, repeats=True)
-        if (num_tokens := self.registry.pool_tokens(DECODE)) > 0:
+        if (num_tokens := self.registry.pool_tokens(Role.DECODE)) > 0:
             self._policy.note_pools(num_tokens)
 
     def _check_all(self, now: float, *, repeats: bool) -> None:

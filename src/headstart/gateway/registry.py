@@ -14,18 +14,10 @@ Peers see dead and ended alike: whether pages may be reused is decided by Worker
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
-from headstart.core.messages import Heartbeat, Join, Membership, PeerState, WorkerLoad, WorkerRef
+from headstart.core.messages import Heartbeat, Join, Membership, PeerState, Role, WorkerLoad, WorkerRef, WorkerState
 from headstart.gateway.limits import DispatchLimits
-
-
-class WorkerState(StrEnum):
-    ALIVE = "alive"
-    SUSPECT = "suspect"
-    DEAD = "dead"
-    ENDED = "ended"
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +78,8 @@ class Registry:
     def __init__(self, limits: DispatchLimits) -> None:
         self._limits = limits
         self._records: dict[str, WorkerRecord] = {}
-        self._by_role: dict[str, dict[str, WorkerRecord]] = {}
-        self._alive: dict[str, _Alive] = {}  # by role; forgotten whenever a record or a state changes
+        self._by_role: dict[Role, dict[str, WorkerRecord]] = {}
+        self._alive: dict[Role, _Alive] = {}  # by role; forgotten whenever a record or a state changes
         self._ended: dict[str, int] = {}  # name -> latest incarnation known to have ended
         self._judged_at: float | None = None
         self._membership = Membership(())  # as last sent
@@ -163,26 +155,26 @@ class Registry:
         record = self._records.get(ref.name)
         return record if record is not None and record.ref == ref else None
 
-    def of_role(self, role: str) -> Iterator[WorkerRecord]:
+    def of_role(self, role: Role) -> Iterator[WorkerRecord]:
         return iter(self._by_role.get(role, {}).values())
 
-    def alive(self, role: str, num_tokens: int = 0) -> Sequence[WorkerRecord]:
+    def alive(self, role: Role, num_tokens: int = 0) -> Sequence[WorkerRecord]:
         """Those that take new work and can hold `num_tokens`, in the order of their joining."""
         alive = self._look_alive(role)
         return alive.in_order if num_tokens <= alive.least_capacity else _able(alive.in_order, num_tokens)
 
-    def alive_by_name(self, role: str, num_tokens: int) -> Sequence[WorkerRecord]:
+    def alive_by_name(self, role: Role, num_tokens: int) -> Sequence[WorkerRecord]:
         """The same in the order of their names."""
         alive = self._look_alive(role)
         return alive.by_name if num_tokens <= alive.least_capacity else _able(alive.by_name, num_tokens)
 
-    def capacity_tokens(self, role: str) -> int | None:
+    def capacity_tokens(self, role: Role) -> int | None:
         """What the largest of a role can hold, those included that are away for a while; None if none is known."""
         return max(
             [record.join.capacity_tokens for record in self.of_role(role) if self._is_known(record)], default=None
         )
 
-    def may_return(self, role: str) -> bool:
+    def may_return(self, role: Role) -> bool:
         """Whether any of a role is alive, or silent for a moment only."""
         return any(record.may_return for record in self.of_role(role))
 
@@ -192,7 +184,7 @@ class Registry:
             return True
         return self._judged_at - record.last_seen_at <= self._limits.absent_after_s
 
-    def pool_tokens(self, role: str) -> int:
+    def pool_tokens(self, role: Role) -> int:
         """What the pools of a role hold together, as far as known."""
         return sum(record.pool_tokens for record in self.of_role(role) if record.may_return)
 
@@ -208,13 +200,13 @@ class Registry:
         """The same object while nothing has changed."""
         peers = tuple(
             PeerState(record.ref, record.join.peer_address, _public_state(record.state), record.join.lock_domain)
-            for record in self.of_role("prefill")
+            for record in self.of_role(Role.PREFILL)
         )
         if peers != self._membership.prefill:
             self._membership = Membership(peers)
         return self._membership
 
-    def _look_alive(self, role: str) -> _Alive:
+    def _look_alive(self, role: Role) -> _Alive:
         if (alive := self._alive.get(role)) is None:
             records = [record for record in self.of_role(role) if record.is_alive]
             least = min([record.join.capacity_tokens for record in records], default=0)
@@ -236,5 +228,5 @@ def _able(records: list[WorkerRecord], num_tokens: int) -> list[WorkerRecord]:
     return [record for record in records if record.join.capacity_tokens >= num_tokens]
 
 
-def _public_state(state: WorkerState) -> str:
-    return (WorkerState.DEAD if state is WorkerState.ENDED else state).value
+def _public_state(state: WorkerState) -> WorkerState:
+    return WorkerState.DEAD if state is WorkerState.ENDED else state

@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from headstart.core.errors import ErrorCode
+from headstart.core.messages import Role
 from headstart.gateway.choice_record import ChoiceRecord, Queued
-from headstart.gateway.cluster import DECODE, PREFILL
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.policy import DecodePolicy, rank_prefill
 from headstart.gateway.registry import Registry, WorkerRecord
@@ -31,13 +31,13 @@ class RequestRouter:
     ) -> WorkerRecord | Refusal | None:
         """The worker for a queued choice; None if it has to wait for one. `siblings`: all of its request."""
         num_tokens = choice.num_tokens
-        able = self._registry.alive(DECODE, num_tokens)
+        able = self._registry.alive(Role.DECODE, num_tokens)
         free = [record for record in able if record.ref not in choice.refusals] if choice.refusals else able
         if free:
             return self._pick(choice, siblings, free)
         if able:
             return _without_room(choice)
-        capacity = self._registry.capacity_tokens(DECODE)
+        capacity = self._registry.capacity_tokens(Role.DECODE)
         if capacity is not None and capacity < num_tokens:
             return Refusal(ErrorCode.TOO_LONG, _too_long(num_tokens, capacity))
         return self._without_able(choice, now)
@@ -45,7 +45,7 @@ class RequestRouter:
     def ranking(self, choice: ChoiceRecord) -> tuple[str, ...]:
         """Names of prefill workers, best first."""
         num_tokens = len(choice.request.prompt) + len(choice.tokens)
-        return rank_prefill(num_tokens, self._registry.alive_by_name(PREFILL, num_tokens))
+        return rank_prefill(num_tokens, self._registry.alive_by_name(Role.PREFILL, num_tokens))
 
     def _pick(
         self, choice: ChoiceRecord, siblings: Collection[ChoiceRecord], free: Sequence[WorkerRecord]
@@ -62,7 +62,7 @@ class RequestRouter:
         """No worker that is alive can hold the choice; one that is away could, or none is known at all."""
         assert isinstance(choice.state, Queued)
         is_new = choice.attempt < 0
-        if is_new and not self._registry.may_return(DECODE):
+        if is_new and not self._registry.may_return(Role.DECODE):
             return Refusal(ErrorCode.UNAVAILABLE, "no decode worker is available")
         if now - choice.state.since < self._limits.resume_wait_s:
             return None

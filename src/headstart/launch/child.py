@@ -1,8 +1,9 @@
 """One child process of the launcher.
 
     waiting (backoff) ─► running ─exit─► waiting, if its status restarts
-                            │   └──────► ended
-                            └─ stop asked ─exit─► ended
+        └─ stop asked ─┐    │   └──────► ended
+                       ▼    └─ stop asked ─exit─► ended
+                     ended
 
 A new incarnation starts only after the former's exit: that is what makes a later incarnation proof of the former's end.
 """
@@ -12,8 +13,9 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
-from headstart.core.messages import WorkerRef
+from headstart.core.messages import Role, WorkerRef
 from headstart.worker.exits import Exit
 
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -21,20 +23,27 @@ STEADY_S = 60.0
 """A child that lived this long starts its backoff over."""
 
 
+def backoff_s(num_quick_exits: int) -> float:
+    """Seconds to wait after the last of so many exits in a row of children that did not live for STEADY_S."""
+    return BACKOFF_S[max(0, min(num_quick_exits, len(BACKOFF_S)) - 1)]
+
+
 @dataclass(slots=True)
 class Child:
     """A name, how to start it, and the process that has it now."""
 
     name: str
-    role: str  # "gateway", "prefill" or "decode"
+    role: Role | Literal["gateway"]
     command: Callable[[int], tuple[list[str], bytes]]  # incarnation -> argv, standard input
     process: subprocess.Popen[bytes] | None = None
+    has_joined: bool = False  # this incarnation: the gateway knows it; of a gateway: it answers
     pidfd: int = -1
     incarnation: int = 0
     started_at: float = 0.0
     restart_at: float | None = 0.0  # None: not to be started
     num_quick_exits: int = 0
     statuses: list[int] = field(default_factory=list)
+    is_stopping: bool = False
 
     @property
     def ref(self) -> WorkerRef:
@@ -55,7 +64,7 @@ class Child:
             process.stdin.close()
         except BrokenPipeError:
             pass  # it died already; its exit tells
-        self.process = process
+        self.process, self.has_joined = process, False
         self.pidfd = os.pidfd_open(process.pid)
         self.started_at = now
         self.restart_at = None
@@ -68,9 +77,13 @@ class Child:
         self.process, self.pidfd = None, -1
         self.statuses.append(status)
         self.num_quick_exits = 0 if now - self.started_at >= STEADY_S else self.num_quick_exits + 1
-        if Exit.restarts(status):
-            self.restart_at = now + BACKOFF_S[min(self.num_quick_exits, len(BACKOFF_S)) - 1]
+        if Exit.restarts(status) and not self.is_stopping:
+            self.restart_at = now + backoff_s(self.num_quick_exits)
         return status
+
+    def stop(self) -> None:
+        """Let no further incarnation start."""
+        self.is_stopping, self.restart_at = True, None
 
     def signal(self, number: int) -> None:
         if self.process is not None:

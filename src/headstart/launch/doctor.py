@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import shutil
 from dataclasses import replace
@@ -21,6 +20,7 @@ from headstart.config.settings import WorkerSettings, conflicts
 from headstart.core.errors import HeadstartError
 from headstart.model.info import ModelInfo, fix_context, parse_overrides, read_model_info
 from headstart.model.source import WeightSource, resolve_model
+from headstart.worker.machine_limits import usable_cores
 from headstart.worker.spec import served_name
 
 NUM_COPIES = 10
@@ -62,7 +62,7 @@ def _machine(wanted: str) -> tuple[DeviceFacts, list[tuple[str, str]]]:
 
     from headstart.worker.build import free_host_bytes
 
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     facts = [
         ("python", platform.python_version()),
         ("cores", f"{cores} ({threads_for(cores, 2)} for each of 1 prefill and 1 decode worker)"),
@@ -106,7 +106,7 @@ def _choices(
 
     kv_dtype = settings.cache.kv_cache_dtype
     dtype, token_bytes = dtype_and_token_bytes(settings.model.dtype, kv_dtype, device.device, info)
-    device = replace(device, weight_bytes=weight_bytes(source, dtype))
+    device = replace(device, weight_bytes=weight_bytes(source, dtype, device.device))
     pool = resolve_pool(settings, device, ModelFacts(info.context_len, token_memory(token_bytes, device.device)))
     step = resolve_step(settings.step, settings.cache.num_reserved_decode_tokens, pool, device.device, 0.0)
     chunk = settings.step.chunked_prefill_size

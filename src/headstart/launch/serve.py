@@ -19,17 +19,28 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from headstart.config.errors import ConfigError
 from headstart.config.resolve import threads_for
 from headstart.config.settings import ClusterSettings, GatewaySettings, ModelSettings, WorkerSettings
+from headstart.core.messages import Role, WorkerRef, WorkerState
 from headstart.launch.child import Child
 from headstart.launch.launcher import Launcher, LauncherPorts
+from headstart.launch.loading_watch import LoadingWatch, work_of
 from headstart.launch.topology import Topology
 from headstart.model.info import parse_overrides, read_model_info
+from headstart.model.refusals import refuse_unservable
 from headstart.model.source import resolve_model
 from headstart.observe.logs import set_up_logging
 from headstart.wire.channels import TO_WORKER
 from headstart.wire.security import is_loopback
 from headstart.wire.sockets import Dealer
-from headstart.worker.ports import control_url, open_wiring
-from headstart.worker.spec import GatewaySpec, LogSpec, Role, WorkerSpec, encode_spec, served_name
+from headstart.worker.machine_limits import (
+    check_open_files,
+    memory_kills,
+    memory_room,
+    raise_open_files_limit,
+    usable_cores,
+)
+from headstart.worker.ports import control_url, http_family, is_ipv6, open_wiring, refuse_ipv6
+from headstart.worker.spec import GatewaySpec, LogSpec, WorkerSpec, encode_spec, served_name
+from headstart.worker.streams import try_print
 from headstart.worker.wake import Waker
 
 
@@ -52,27 +63,28 @@ def serve(plan: ServePlan) -> int:
     """Run until a signal. Returns the exit status. Raises ConfigError before anything has started."""
     began = time.monotonic()
     set_up_logging("launcher", plan.log.level, plan.log.as_json)
-    console = Console(stderr=True)
+    check_open_files(raise_open_files_limit())
+    refuse_ipv6(plan.gateway.control_host, "--control-host")
     check_control_host(plan)
     check_control_is_guarded(plan.gateway, plan.worker.cluster)
     check_ports(plan.gateway)
-    folder = prepare_model(plan.model, console)
+    folder = prepare_model(plan.model)
+    refuse_unservable(folder, plan.worker.model.json_model_override_args, plan.worker.model.load_format)
     check_context(folder, plan.worker.model)
     plan = replace(plan, gateway=with_admin_key(plan.gateway))
     topology = plan.topology
-    num_workers = topology.num_prefill + topology.num_decode
-    console.print(
+    try_print(
         f"starting gateway, {topology.num_prefill} prefill and {topology.num_decode} decode on {_device_words(topology)}, "
         f"model {plan.model_name}"
     )
     wiring = open_wiring(plan.worker.cluster).wiring
     control = Dealer.connect(wiring, control_url(plan.gateway.control_address), "launcher", TO_WORKER)
-    ports = LauncherPorts(control, Readiness(plan.gateway, num_workers), Waker.open())
+    ports = LauncherPorts(control, JoinedWorkers(plan.gateway), Waker.open(), memory_kills, LoadingWatch(work_of))
 
     def greet() -> None:
-        console.print(welcome(plan, time.monotonic() - began), markup=False, highlight=False, soft_wrap=True)
+        try_print(welcome(plan, time.monotonic() - began))
 
-    launcher = Launcher(list(children(plan, folder)), ports, plan.worker.step.drain_timeout, greet)
+    launcher = Launcher(list(children(plan, folder)), ports, plan.worker.step.drain_timeout, greet, try_print)
     return launcher.run()
 
 
@@ -82,7 +94,7 @@ def check_ports(gateway: GatewaySettings) -> None:
         (gateway.host, gateway.port, "--port"),
         (gateway.control_host, gateway.resolved_control_port, "--control-port"),
     ):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        with socket.socket(http_family(host), socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -120,9 +132,12 @@ def with_admin_key(settings: GatewaySettings) -> GatewaySettings:
     return replace(settings, access=replace(access, admin_api_key=secrets.token_urlsafe(32)))
 
 
-def prepare_model(model: str, console: Console | None = None) -> Path:
-    """The model's folder; a GGUF file is converted once, with a progress bar."""
-    with _progress(console or Console(stderr=True)) as progress:
+def prepare_model(model: str) -> Path:
+    """The model's folder; a GGUF file is converted once, with a progress bar if somebody looks."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return resolve_model(model)
+    with _progress(console) as progress:
         return resolve_model(model, progress)
 
 
@@ -154,8 +169,8 @@ def children(plan: ServePlan, folder: Path) -> Iterator[Child]:
     yield Child("gateway", "gateway", lambda incarnation: (_argv("gateway_process"), encode_spec(gateway)))
     topology = plan.topology
     groups: tuple[tuple[Role, int, tuple[str, ...]], ...] = (
-        ("decode", topology.num_decode, topology.decode_gpus),
-        ("prefill", topology.num_prefill, topology.prefill_gpus),
+        (Role.DECODE, topology.num_decode, topology.decode_gpus),
+        (Role.PREFILL, topology.num_prefill, topology.prefill_gpus),
     )
     for role, count, gpus in groups:
         for index in range(count):
@@ -165,6 +180,7 @@ def children(plan: ServePlan, folder: Path) -> Iterator[Child]:
 def _worker_child(plan: ServePlan, folder: Path, role: Role, name: str, gpu: str) -> Child:
     topology = plan.topology
     num_workers = topology.num_prefill + topology.num_decode
+    room = memory_room() if topology.device == "cpu" else None
     model = replace(plan.worker.model, served_model_name=plan.model_name, device=topology.device)
     settings = replace(plan.worker, model=model)
 
@@ -175,7 +191,8 @@ def _worker_child(plan: ServePlan, folder: Path, role: Role, name: str, gpu: str
             join=plan.gateway.control_address,
             model=str(folder),
             settings=settings,
-            num_threads=threads_for(os.cpu_count() or 1, num_workers),
+            num_threads=threads_for(usable_cores(), num_workers),
+            memory_bytes=room.room_bytes if room is not None else 0,
             num_sharing=topology.num_sharing(gpu),
             gpu=gpu,
             incarnation=incarnation,
@@ -201,33 +218,40 @@ def _argv(module: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Readiness:
-    """Asks the gateway whether it answers and every worker has joined. Blocks for a fraction of a second at most."""
+class JoinedWorkers:
+    """Asks the gateway which workers it may give work; None if it does not answer. Blocks for a fraction of a second."""
 
     gateway: GatewaySettings
-    num_workers: int
 
-    def __call__(self) -> bool:
-        host = "127.0.0.1" if self.gateway.host == "0.0.0.0" else self.gateway.host
+    def __call__(self) -> frozenset[WorkerRef] | None:
+        host = client_host(self.gateway.host).strip("[]")
         key = self.gateway.access.admin_api_key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         connection = http.client.HTTPConnection(host, self.gateway.port, timeout=0.3)
         try:
             connection.request("GET", "/cluster", headers=headers)
             response = connection.getresponse()
-            workers = json.loads(response.read()).get("workers", []) if response.status == 200 else []
-        except (OSError, http.client.HTTPException, ValueError):
-            return False
+            if response.status != 200:
+                return None
+            workers = json.loads(response.read())["workers"]
+        except (OSError, http.client.HTTPException, ValueError, KeyError):
+            return None
         finally:
             connection.close()
-        num_alive = sum(1 for worker in workers if worker.get("state") == "alive")
-        return num_alive >= self.num_workers
+        alive = [worker for worker in workers if worker["state"] == WorkerState.ALIVE]
+        return frozenset(WorkerRef(worker["name"], worker["incarnation"]) for worker in alive)
+
+
+def client_host(host: str) -> str:
+    """What a client on this machine writes into a URL for an address that HTTP listens on."""
+    any_host = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    reached = any_host.get(host, host)
+    return f"[{reached}]" if is_ipv6(reached) else reached
 
 
 def welcome(plan: ServePlan, elapsed_s: float) -> str:
     """What the user sees when everything runs."""
-    host = "127.0.0.1" if plan.gateway.host == "0.0.0.0" else plan.gateway.host
-    url = f"http://{host}:{plan.gateway.port}"
+    url = f"http://{client_host(plan.gateway.host)}:{plan.gateway.port}"
     name = plan.model_name
     key = "-H 'Authorization: Bearer YOUR_KEY' " if plan.gateway.access.api_key else ""
     body = json.dumps({"model": name, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]})

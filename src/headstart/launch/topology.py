@@ -62,9 +62,7 @@ def resolve_topology(wanted: WantedWorkers, machine: Machine) -> Topology:
     One card: one worker that prefills and decodes. Several: one prefill worker, and the other cards decode. A CPU: one
     worker of each role.
     """
-    for flag, value in (("--prefill", wanted.prefill), ("--decode", wanted.decode)):
-        least = 0 if flag == "--prefill" else 1
-        require(value == "auto" or value >= least, f"{flag} must be auto or at least {least}, got {value}")
+    check_counts(wanted.prefill, wanted.decode)
     if _device(wanted, machine) == "cpu":
         require(not wanted.gpus, f"--gpus {wanted.gpus}: workers compute on the CPU")
         return Topology("cpu", _count(wanted.prefill, 1), _count(wanted.decode, 1))
@@ -79,6 +77,12 @@ def resolve_topology(wanted: WantedWorkers, machine: Machine) -> Topology:
     )
     placed = tuple(gpus[index % len(gpus)] for index in range(num_workers))
     return Topology("cuda", num_prefill, num_decode, placed[:num_decode], placed[num_decode:])
+
+
+def check_counts(prefill: WorkerCount, decode: WorkerCount) -> None:
+    """Raise ConfigError for a count that is too small for its role."""
+    for flag, value, least in (("--prefill", prefill, 0), ("--decode", decode, 1)):
+        require(value == "auto" or value >= least, f"{flag} must be auto or at least {least}, got {value}")
 
 
 def _device(wanted: WantedWorkers, machine: Machine) -> Literal["cpu", "cuda"]:

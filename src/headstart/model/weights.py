@@ -5,6 +5,7 @@ offsets the header gives: https://github.com/huggingface/safetensors#format.
 """
 
 import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ def check_weight_files(folder: Path) -> None:
         raise ModelRefused(f"{folder} holds no *.safetensors weights{others}; --load-format dummy does without")
     for path in files:
         _check_file(path)
+
+
+def num_elements(path: Path) -> int:
+    """Numbers in all tensors of a safetensors file that `check_weight_files` let through, from its header."""
+    with path.open("rb") as file:
+        tensors: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(prod(one["shape"]) for name, one in tensors.items() if name != "__metadata__")
 
 
 def _check_index(folder: Path, present: set[str]) -> None:

@@ -1,9 +1,18 @@
-"""One line an event, `time level process event key=value ...`, on standard error. Values are quoted where needed."""
+"""One line an event, `time level process event key=value ...`, on standard error. Values are quoted where needed.
+
+For people, a line that would not fit is followed by its facts, one a line, and of a long number of an incarnation only the
+last digits are shown. JSON lines carry everything in full.
+"""
 
 import json
 import logging
+import re
 import sys
 import time
+
+MOST_COLUMNS = 120
+INCARNATION = re.compile(r"#\d{4,}(?=\d{6})")
+"""The leading digits of an incarnation: a time in nanoseconds, whose last six digits tell two apart."""
 
 RESERVED = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 """Attributes every record has; whatever else a record carries came in as `extra` and is printed."""
@@ -19,8 +28,10 @@ class KeyValueFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {self._process} {record.getMessage()}"
-        extra = " ".join(f"{key}={_plain(value)}" for key, value in vars(record).items() if key not in RESERVED)
-        line = f"{head} {extra}" if extra else head
+        facts = [f"{key}={_plain(value)}" for key, value in vars(record).items() if key not in RESERVED]
+        line = INCARNATION.sub("#", " ".join([head, *facts]))
+        if len(line) > MOST_COLUMNS and len(facts) > 1:
+            line = INCARNATION.sub("#", "\n    ".join([head, *facts]))
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from headstart.core.messages import WorkerLoad
+from headstart.core.messages import WorkerLoad, WorkerState
 from headstart.observe.latency_histogram import LatencyHistogram
 
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -43,7 +43,7 @@ class WorkerSample:
 
     name: str
     role: str
-    state: str
+    state: WorkerState
     load: WorkerLoad
 
 
@@ -64,7 +64,7 @@ class WorkerCollector(Collector):
         events = CounterMetricFamily("headstart_worker_events", "Monotonic totals", labels=[*labels, "event"])
         for sample in self._read():
             key, load = [sample.name, sample.role], sample.load
-            up.add_metric(key, float(sample.state == "alive"))
+            up.add_metric(key, float(sample.state == WorkerState.ALIVE))
             running.add_metric(key, load.num_running)
             waiting.add_metric(key, load.num_waiting)
             queued.add_metric(key, load.queued_tokens)

@@ -13,7 +13,6 @@ A scheduler talks to other processes only through the `Send` it was built with. 
 gateway's, or `str(WorkerRef)` of a worker.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 from headstart.core.arrays import Int32Array
@@ -21,9 +20,6 @@ from headstart.core.batch import Batch, BatchOutput
 from headstart.core.messages import Message, WorkerLoad
 from headstart.core.request import Request
 from headstart.transfer.contract import TransferEvent
-
-Send = Callable[[str, Message], None]
-"""(recipient, message); never blocks, never raises for a peer that is gone."""
 
 
 class Drafter(Protocol):

@@ -23,10 +23,9 @@ from typing import NamedTuple
 from headstart.core.arrays import Int32Array
 from headstart.core.errors import ErrorCode, InvariantError
 from headstart.core.layout import pages_for
-from headstart.core.messages import ChunkNotice, Message, TicketClosed, TicketRef, WorkerRef, encode_notice
+from headstart.core.messages import ChunkNotice, Message, Send, TicketClosed, TicketRef, WorkerRef, encode_notice
 from headstart.kv.cache import PageLease, PrefixCache
 from headstart.scheduler.checksums import page_checksums
-from headstart.scheduler.protocol import Send
 from headstart.scheduler.stuck_peers import Stuck
 from headstart.transfer.contract import Completed, PageDigests, TransferError, Transport, WriteFailed
 

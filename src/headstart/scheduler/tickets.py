@@ -30,10 +30,9 @@ from numpy.typing import NDArray
 from headstart.core.arrays import Int32Array
 from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
-from headstart.core.messages import CancelTicket, ChunkNotice, KillRequest, TicketRef, WorkerRef
+from headstart.core.messages import CancelTicket, ChunkNotice, KillRequest, Send, TicketRef, WorkerRef
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.checksums import page_checksums
-from headstart.scheduler.protocol import Send
 from headstart.scheduler.stuck_peers import Stuck, StuckPeers
 from headstart.transfer.contract import PageDigests
 

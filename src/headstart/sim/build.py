@@ -10,9 +10,9 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from headstart.core.layout import PoolRegion
-from headstart.core.messages import Join, Message, Prefill, WorkerRef
+from headstart.core.messages import Join, Message, Prefill, Role, Send, WorkerRef
 from headstart.kv.cache import PrefixCache
-from headstart.scheduler.protocol import Scheduler, Send
+from headstart.scheduler.protocol import Scheduler
 from headstart.sim.clock import VirtualClock
 from headstart.sim.deferred_output import DeferredOutput
 from headstart.sim.drafter import SimDrafter
@@ -33,7 +33,6 @@ MakeCache = Callable[[int, int], PrefixCache]
 """(num_pages, page_size): a test may take something away from the real one."""
 OpenLog = Callable[[str, Head], DecisionLog]
 """(name, head): a decision log for a worker or the gateway."""
-PREFILL, DECODE = "prefill", "decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class SimEnv:
 def build_worker(ref: WorkerRef, number: int, around: SimEnv) -> SimWorker:
     """A worker of the role its name begins with, with an empty pool; the `number`-th that its cluster starts."""
     spec = around.spec
-    is_prefill = ref.name.startswith(PREFILL)
+    is_prefill = ref.name.startswith(Role.PREFILL)
     num_pages = spec.prefill_pages if is_prefill else spec.decode_pages
     device = _device(ref, is_prefill, num_pages, around)
     transport = around.links.transport(str(ref), device.memory, device.region)
@@ -76,7 +75,9 @@ def build_worker(ref: WorkerRef, number: int, around: SimEnv) -> SimWorker:
         scheduler = recorder.build(lambda: scheduler_over(parts, recorded_by, cache))
         recorded = recorder.part(cast(Scheduler, scheduler), Scheduler)
     capacity = spec.prefill.capacity_tokens if is_prefill else spec.decode.context_len
-    join = Join(ref, PREFILL if is_prefill else DECODE, spec.kv_spec, f"sim://{ref}", capacity, lock_domain="sim")
+    join = Join(
+        ref, Role.PREFILL if is_prefill else Role.DECODE, spec.kv_spec, f"sim://{ref}", capacity, lock_domain="sim"
+    )
     worker = SimWorker(join, Organs(scheduler, cache, transport, device.executor, recorded), around.clock, send, number)
     if jumps:
         worker.fast_forward(deferred)

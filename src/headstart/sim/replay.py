@@ -13,8 +13,9 @@ from typing import Any
 
 from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
+from headstart.core.messages import Send
 from headstart.gateway.dispatch import DispatcherApi
-from headstart.scheduler.protocol import Drafter, Scheduler, Send
+from headstart.scheduler.protocol import Drafter, Scheduler
 from headstart.transfer.contract import PageDigests, TransferError, Transport
 from headstart.worker.call_codec import CALLABLE, MethodCodec, codecs_of, encode, summarize
 from headstart.worker.decision_log import DispatcherSpec, Head, RecordedCall, RecordedFailure

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 
 from headstart.core.clock import Clock
 from headstart.core.errors import InvariantError
-from headstart.core.messages import Heartbeat, Join, Membership, Message, PrefillDone, Submit, WorkerLoad, WorkerRef
+from headstart.core.messages import (
+    Heartbeat,
+    Join,
+    Membership,
+    Message,
+    PrefillDone,
+    Role,
+    Submit,
+    WorkerLoad,
+    WorkerRef,
+)
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode.scheduler import DecodeScheduler
 from headstart.scheduler.prefill.scheduler import PrefillScheduler
@@ -93,7 +103,7 @@ class SimWorker:
             self.mailbox,
             clock,
             self._vitals,
-            runs_are_transfers=join.role == "prefill",
+            runs_are_transfers=join.role == Role.PREFILL,
         )
         self._loop = WorkerLoop(parts)
         self._wakeup = NEVER  # what the scheduler last asked for

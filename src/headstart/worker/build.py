@@ -33,7 +33,7 @@ from headstart.core.errors import WorkerError
 from headstart.core.identity import KVSpec
 from headstart.core.kv_layout import DTYPE_BYTES, KVLayout
 from headstart.core.layout import pages_for
-from headstart.core.messages import WorkerRef
+from headstart.core.messages import Role, Send, WorkerRef
 from headstart.executor.build import (
     CPU_COPY_SHARE,
     CardLimits,
@@ -46,12 +46,14 @@ from headstart.executor.build import (
 from headstart.model.info import ModelInfo, fix_context, parse_overrides, read_model_info
 from headstart.model.load import num_parameters
 from headstart.model.source import WeightSource, resolve_model, weight_files
-from headstart.scheduler.protocol import Scheduler, Send
+from headstart.model.weights import num_elements
+from headstart.scheduler.protocol import Scheduler
 from headstart.transfer.contract import PageDigests, Transport
 from headstart.transfer.digest import HostDigests, NoDigests
 from headstart.transfer.nixl import NixlTransport
 from headstart.worker.decision_log import DecisionLog, open_decision_log
 from headstart.worker.limits import decode_limits, prefill_limits
+from headstart.worker.machine_limits import memory_room
 from headstart.worker.recorder import record_scheduler
 from headstart.worker.schedulers import DecodeSpec, PrefillSpec, SchedulerPorts, SchedulerSpec, make_scheduler
 from headstart.worker.spec import WorkerSpec, served_name
@@ -59,6 +61,8 @@ from headstart.worker.spec import WorkerSpec, served_name
 MEASURED_TOKENS = 128
 """Prompt tokens of the step that --chunked-prefill-size auto is measured with."""
 NUM_PROBES = 2
+PROCESS_BYTES = 256 << 20
+"""What a worker takes beside its weights and its pool: libraries, and what its steps compute with."""
 
 log = logging.getLogger("headstart.worker")
 
@@ -149,7 +153,7 @@ class _Parts:
 
 def _scheduler_spec(spec: WorkerSpec, worker: WorkerRef, parts: _Parts, verifies: bool) -> SchedulerSpec:
     step, pool = parts.step, parts.pool
-    if spec.role == "prefill":
+    if spec.role == Role.PREFILL:
         limits = prefill_limits(step, pool, parts.vocab_size)
         return PrefillSpec(worker, parts.kv_spec, limits, pool.num_pages, parts.descriptor, pool.owner_pages)
     return DecodeSpec(
@@ -172,7 +176,7 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
     info = read_model_info(folder, parse_overrides(overrides))
     weights = WeightSource(folder, load_format=model.load_format, overrides=overrides)
     dtype, token_bytes = dtype_and_token_bytes(model.dtype, settings.cache.kv_cache_dtype, device, info)
-    facts = _device_facts(device, spec.num_sharing, weight_bytes(weights, dtype))
+    facts = _device_facts(spec, device, weight_bytes(weights, dtype, device))
     pool = resolve_pool(settings, facts, ModelFacts(info.context_len, token_memory(token_bytes, device)))
     running = resolve_running(settings.step, device)
     config = ExecutorConfig(
@@ -183,7 +187,7 @@ def _plan_executor(spec: WorkerSpec, folder: Path, device: str) -> tuple[Executo
         kv_dtype=settings.cache.kv_cache_dtype,
         num_pages=pool.num_pages,
         num_threads=spec.num_threads or torch.get_num_threads(),
-        few_rows=spec.role == "decode",
+        few_rows=spec.role == Role.DECODE,
         card=CardLimits(running, resolve_graph_rows(settings.step, running, device), pool.context_len),
         self_test=not model.skip_model_self_test,
     )
@@ -214,26 +218,39 @@ def _device(settings: WorkerSettings) -> str:
     return "cuda"
 
 
-def weight_bytes(source: WeightSource, dtype: str) -> int:
-    """What one worker's weights take: the files' size, or the parameters' of random weights."""
-    if source.load_format != "dummy":
-        return sum(path.stat().st_size for path in weight_files(source.folder))
-    return num_parameters(source) * DTYPE_BYTES[dtype]
+def weight_bytes(source: WeightSource, dtype: str, device: str) -> int:
+    """What one worker's weights take: on a GPU the files' size, on a CPU the parameters in `dtype` and, while it loads, in
+    the type of activations that they are packed from."""
+    if source.load_format == "dummy":
+        return num_parameters(source) * DTYPE_BYTES[dtype]
+    files = weight_files(source.folder)
+    if device != "cpu":
+        return sum(path.stat().st_size for path in files)
+    width = sum(DTYPE_BYTES[name] for name in {dtype, choose_kv_dtype("auto", dtype, device)})
+    return sum(num_elements(path) for path in files) * width
 
 
-def _device_facts(device: str, num_sharing: int, weights: int) -> DeviceFacts:
+def _device_facts(spec: WorkerSpec, device: str, weights: int) -> DeviceFacts:
     if device == "cpu":
-        return DeviceFacts(device, free_host_bytes(), num_sharing, weight_bytes=weights)
+        return DeviceFacts(device, _room_for_sharers(spec, weights), spec.num_sharing, weight_bytes=weights)
     free, total = torch.cuda.mem_get_info()
-    return DeviceFacts(device, free, num_sharing, total, weights)
+    return DeviceFacts(device, free, spec.num_sharing, total, weights)
+
+
+def _room_for_sharers(spec: WorkerSpec, weights: int) -> int:
+    """Bytes for weights and pools of all workers that share this one's memory: its launcher's measurement before any of
+    them had loaded, and no more than would let this one have its part of what is left now."""
+    now = weights * spec.num_sharing + (free_host_bytes() - weights) * spec.num_sharing
+    planned = spec.memory_bytes - PROCESS_BYTES * spec.num_sharing
+    return max(0, min(now, planned) if spec.memory_bytes else now)
 
 
 def free_host_bytes() -> int:
-    """Memory of this machine that may still be used. Raises ConfigError if the system does not say."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigError("/proc/meminfo does not tell the free memory; give --max-total-tokens")
+    """Memory that this process may still take. Raises ConfigError if the system does not say."""
+    room = memory_room()
+    if room is None:
+        raise ConfigError("nothing tells the free memory of this machine; give --max-total-tokens")
+    return room.room_bytes
 
 
 def _transport(settings: WorkerSettings, worker: WorkerRef, executor: DeviceExecutor) -> Transport:

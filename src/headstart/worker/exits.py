@@ -1,5 +1,6 @@
 """Exit statuses of Headstart's processes. The launcher restarts by them, so they are part of the interface."""
 
+import signal
 from enum import IntEnum
 
 
@@ -21,3 +22,21 @@ class Exit(IntEnum):
     def restarts(cls, status: int) -> bool:
         """Whether a launcher starts the worker again after this status."""
         return status not in (cls.DRAINED, cls.BAD_SETTINGS, cls.NAME_TAKEN)
+
+
+_WORDS = {
+    Exit.DRAINED: "it was asked to stop",
+    Exit.CRASHED: "it crashed",
+    Exit.BAD_SETTINGS: "its settings, model or port cannot work",
+    Exit.DEVICE_FAILED: "its device, model or transport failed",
+    Exit.NAME_TAKEN: "another process has its name",
+    Exit.WEDGED: "its loop was stuck",
+    Exit.PAGES_LOST: "a peer that does not answer holds its pages",
+}
+
+
+def status_words(status: int) -> str:
+    """What an exit status says, for people."""
+    if status < 0:
+        return f"signal {signal.Signals(-status).name}" if -status in list(signal.Signals) else f"signal {-status}"
+    return _WORDS[Exit(status)] if status in list(Exit) else f"status {status}"

@@ -14,7 +14,6 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -31,10 +30,10 @@ from headstart.config.errors import ConfigError
 from headstart.config.settings import GatewaySettings
 from headstart.core.clock import MonotonicClock
 from headstart.core.errors import WorkerError
-from headstart.core.messages import Message
+from headstart.core.messages import Message, Send
 from headstart.gateway.api.app import create_app
 from headstart.gateway.api.auth import KeyRing
-from headstart.gateway.dispatch import Dispatcher, DispatcherApi, Send
+from headstart.gateway.dispatch import Dispatcher, DispatcherApi
 from headstart.gateway.limits import DispatchLimits
 from headstart.gateway.model import ModelBounds, ServedModel, load_served_model
 from headstart.gateway.state import GatewayState, HttpLimits, OpenGenerations, Telemetry
@@ -51,10 +50,13 @@ from headstart.wire.sockets import Router
 from headstart.worker.decision_log import DecisionLog, DispatcherSpec, open_decision_log
 from headstart.worker.exits import Exit
 from headstart.worker.http_protocol import TimeoutH11Protocol, connection_limits
+from headstart.worker.machine_limits import check_open_files, raise_open_files_limit
 from headstart.worker.pdeathsig import die_with_parent
-from headstart.worker.ports import control_bind_url, open_wiring
+from headstart.worker.ports import control_bind_url, http_family, open_wiring
 from headstart.worker.recorder import make_dispatcher, record_dispatcher
+from headstart.worker.signals import stop_signals
 from headstart.worker.spec import GatewaySpec, read_spec
+from headstart.worker.streams import flush_or_drop
 
 TICK_S = 0.02
 """Longest the dispatcher is left alone while nothing comes in: bounds how late a deadline is noticed."""
@@ -85,10 +87,12 @@ def run_gateway_process(spec: GatewaySpec) -> NoReturn:
         log.exception("gateway crashed")
         status = Exit.CRASHED
     logging.shutdown()
+    flush_or_drop()
     os._exit(status)
 
 
 async def _serve(spec: GatewaySpec) -> None:
+    check_open_files(raise_open_files_limit())
     listener = _listen(spec.settings)
     wiring = open_wiring(spec.worker.cluster).wiring
     router = Router.bind(wiring, control_bind_url(spec.settings), FROM_WORKER, watches=True)
@@ -102,7 +106,7 @@ async def _serve(spec: GatewaySpec) -> None:
     gc.freeze()  # what lives as long as the process need not be looked at with every collection
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
     log.info("listening", extra={"http": spec.settings.port, "control": router.address, "model": state.model.name})
     await asyncio.wait([serving, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
@@ -272,14 +276,15 @@ def _overrides(spec: GatewaySpec) -> str:
 
 def _samples(dispatcher: Dispatcher) -> list[WorkerSample]:
     return [
-        WorkerSample(record.ref.name, record.join.role, record.state.value, record.load)
+        WorkerSample(record.ref.name, record.join.role, record.state, record.load)
         for record in dispatcher.registry.all()
     ]
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:
     # The protocol by name: asyncio turns Nagle's algorithm off only for sockets that say they are TCP.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    family = http_family(settings.host)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))

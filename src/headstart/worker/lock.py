@@ -50,13 +50,19 @@ class NameLock:
     @classmethod
     def acquire(cls, directory: Path, name: str) -> "NameLock":
         """Take the lock and write our process id into it. Raises NameTaken without waiting, and ConfigError for a
-        directory that another user could have prepared."""
-        for folder in (directory.parent, directory):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if folder.stat().st_uid not in (0, os.getuid()):
-                raise ConfigError(f"{folder} belongs to another user; name another place with HEADSTART_RUNTIME")
+        directory that cannot be written or that another user could have prepared."""
         path = directory / f"{name}.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            for folder in (directory.parent, directory):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                if folder.stat().st_uid not in (0, os.getuid()):
+                    raise ConfigError(f"{folder} belongs to another user; name another place with HEADSTART_RUNTIME")
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ConfigError(
+                f"cannot keep a lock in {directory}: {reason}; name another place with HEADSTART_RUNTIME"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -80,7 +80,7 @@ class WorkerLoop:
         self._transfers_open = False
         self.published_at = float("-inf")
         self._drain_deadline: float | None = None
-        self.gave_up = False  # pages are inflight for good: the process has to end although nobody asked it to
+        self.must_restart = False  # pages are inflight for good: the process has to end although nobody asked it to
 
     @property
     def is_draining(self) -> bool:
@@ -97,7 +97,7 @@ class WorkerLoop:
         while True:
             wakeup = self.run_pass()
             self._take_stock()
-            if drain_asked() or self.gave_up:
+            if drain_asked() or self.must_restart:
                 self.drain(drain_timeout_s)
             if (finished := self._drained()) is not None:
                 return finished
@@ -142,7 +142,7 @@ class WorkerLoop:
     def _take_stock(self) -> None:
         """See whether the worker has to end, and how soon to look at the transport again."""
         load, runs_are_transfers = self._parts.scheduler.load(), self._parts.runs_are_transfers
-        self.gave_up = load.gives_up
+        self.must_restart = load.must_restart
         self._transfers_open = load.inflight_pages > 0 or (runs_are_transfers and load.num_running > 0)
 
     def _sleep_s(self, wakeup: float | None) -> float:
@@ -159,7 +159,7 @@ class WorkerLoop:
         if self._drain_deadline is None:
             return None
         load = self._parts.scheduler.load()
-        is_waited_for = load.inflight_pages and not load.gives_up
+        is_waited_for = load.inflight_pages and not load.must_restart
         if not (load.num_running or load.num_waiting or is_waited_for or self._num_in_flight):
             return True
         return False if self._parts.clock.now() >= self._drain_deadline else None

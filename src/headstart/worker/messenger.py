@@ -14,7 +14,7 @@ import math
 
 import zmq
 
-from headstart.core.messages import Join, Membership, Message, PeerState, WorkerExited, WorkerRef
+from headstart.core.messages import Join, Membership, Message, PeerState, WorkerExited, WorkerRef, WorkerState
 from headstart.wire.channels import FROM_PREFILL
 from headstart.wire.errors import WireError
 from headstart.wire.sockets import Dealer, Router, Wiring
@@ -105,7 +105,7 @@ class Messenger:
                 self._keep(peer)
 
     def _keep(self, peer: PeerState) -> None:
-        if peer.worker in self._dialled or peer.state == "dead":
+        if peer.worker in self._dialled or peer.state == WorkerState.DEAD:
             return
         for ref, former in list(self._peer_states.items()):
             if ref.name == peer.worker.name and ref.incarnation > peer.worker.incarnation:

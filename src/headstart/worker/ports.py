@@ -1,5 +1,6 @@
 """Addresses and security of a worker's sockets."""
 
+import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from headstart.config.errors import ConfigError
+from headstart.config.errors import ConfigError, require
 from headstart.config.secret_files import read_secret
 from headstart.config.settings import ClusterSettings, GatewaySettings
 from headstart.wire.security import CurveKeys, Security, authenticate
@@ -58,9 +59,29 @@ def new_cluster_key() -> str:
     return f"{public.decode()}\n{secret.decode()}\n"
 
 
+def http_family(host: str) -> socket.AddressFamily:
+    """IPv6 for an address of that kind, else IPv4."""
+    return socket.AF_INET6 if is_ipv6(host) else socket.AF_INET
+
+
+def is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).version == 6
+    except ValueError:
+        return False  # a name
+
+
+def refuse_ipv6(host: str, flag: str) -> None:
+    """Raise ConfigError: workers and gateway meet over IPv4, only clients may come over IPv6."""
+    require(
+        not is_ipv6(host), f"{flag} {host}: workers meet their gateway over IPv4 only; give an IPv4 address or a name"
+    )
+
+
 def control_url(join: str) -> str:
     """ZeroMQ's address for HOST:PORT; names become numbers, which the wire can tell from loopback. Raises ConfigError."""
     host, _, port = join.rpartition(":")
+    refuse_ipv6(host, "--join")
     try:
         return f"tcp://{socket.gethostbyname(host)}:{int(port)}"
     except (OSError, ValueError) as error:

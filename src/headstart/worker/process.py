@@ -15,7 +15,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from typing import NoReturn
@@ -26,7 +25,10 @@ from headstart.config.errors import ConfigError
 from headstart.config.settings import refuse_conflicts
 from headstart.core.clock import Clock, MonotonicClock
 from headstart.core.errors import WorkerError
-from headstart.core.messages import Join, Leave, WorkerLoad, WorkerRef
+from headstart.core.messages import Join, Leave, Role, WorkerLoad, WorkerRef
+from headstart.model.refusals import refuse_unservable
+from headstart.model.refused import ModelRefused
+from headstart.model.source import resolve_model
 from headstart.observe.decode_line import LoadLine
 from headstart.observe.logs import set_up_logging
 from headstart.observe.mismatch_log import MismatchLog
@@ -41,6 +43,7 @@ from headstart.worker.membership import MembershipLog
 from headstart.worker.messenger import GATEWAY, Messenger
 from headstart.worker.pdeathsig import die_with_parent
 from headstart.worker.ports import OpenWiring, control_url, open_wiring, peer_url
+from headstart.worker.signals import stop_signals
 from headstart.worker.spec import (
     WorkerSpec,
     default_names,
@@ -49,6 +52,7 @@ from headstart.worker.spec import (
     thread_environment,
     transfer_environment,
 )
+from headstart.worker.streams import flush_or_drop
 from headstart.worker.wake import Waker
 
 JOIN_S = 1.0
@@ -66,7 +70,7 @@ def run_worker_process(spec: WorkerSpec) -> NoReturn:
     """Be the worker until it ends, and end the process: libraries' threads must not keep it alive."""
     try:
         status = _run(spec)
-    except (ConfigError, NameTaken, WireError) as error:
+    except (ConfigError, ModelRefused, NameTaken, WireError) as error:
         status = Exit.NAME_TAKEN if isinstance(error, NameTaken) else Exit.BAD_SETTINGS
         log.error(str(error))
     except WorkerError as error:
@@ -76,7 +80,7 @@ def run_worker_process(spec: WorkerSpec) -> NoReturn:
         log.exception("worker crashed")
         status = Exit.CRASHED
     logging.shutdown()
-    sys.stdout.flush()
+    flush_or_drop()
     os._exit(status)
 
 
@@ -85,6 +89,8 @@ def _run(spec: WorkerSpec) -> Exit:
     die_with_parent(spec.parent_pid)
     set_up_logging(spec.name or spec.role, spec.log.level, spec.log.as_json)
     refuse_conflicts(spec.settings)
+    control_url(spec.join)  # raises for what cannot be joined
+    _refuse_unservable(spec)
     lock, name = _take_name(spec)
     worker = WorkerRef(name, spec.incarnation or max(time.time_ns(), lock.last_incarnation + 1))
     lock.note_incarnation(worker.incarnation)
@@ -105,7 +111,7 @@ def _run(spec: WorkerSpec) -> Exit:
         inbox=lines.messenger,
         clock=clock,
         health=LoopHealth(clock.now()),
-        runs_are_transfers=spec.role == "prefill",
+        runs_are_transfers=spec.role == Role.PREFILL,
     )
     join = Join(
         worker, spec.role, built.kv_spec, lines.peer_address, built.capacity_tokens, built.model_name, lock.domain
@@ -120,6 +126,15 @@ def _run(spec: WorkerSpec) -> Exit:
     built.transport.close()
     lock.release()
     return status
+
+
+def _refuse_unservable(spec: WorkerSpec) -> None:
+    """Raise ConfigError for a model that is not there or cannot be served: before torch loads, and not tried again."""
+    model = spec.settings.model
+    try:
+        refuse_unservable(resolve_model(spec.model), model.json_model_override_args, model.load_format)
+    except WorkerError as error:
+        raise ConfigError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +161,7 @@ def _open_lines(spec: WorkerSpec, worker: WorkerRef) -> _Lines:
     gateway = Dealer.connect(wiring, control, str(worker), TO_WORKER, watches=True)
     beats = Dealer.connect(wiring, control, f"hb:{worker}", TO_WORKER)
     peers, peer_address = None, ""
-    if spec.role == "prefill":
+    if spec.role == Role.PREFILL:
         host_url = peer_url(spec.join)
         peers = Router.bind(wiring, f"{host_url}:0", TO_PREFILL)
         peer_address = f"{host_url}:{peers.address.rpartition(':')[2]}"
@@ -172,7 +187,7 @@ def _serve(spec: WorkerSpec, parts: LoopParts, lines: _Lines, join: Join, page_b
     lines.messenger.send(GATEWAY, Leave(join.worker))
     heartbeat.stop()
     lines.close()
-    if asked or not loop.gave_up:
+    if asked or not loop.must_restart:
         return Exit.DRAINED
     log.error("pages are lost to a peer that neither answers nor is known to have ended; restart this worker")
     return Exit.PAGES_LOST
@@ -196,7 +211,7 @@ class _Reporter:
         now = self._clock.now()
         self._line.observe(now, load)
         self._mismatches.observe(load)
-        is_taken_in = self._messenger.has_heard_gateway or self._join.role == "prefill"  # which it sends nothing to
+        is_taken_in = self._messenger.has_heard_gateway or self._join.role == Role.PREFILL  # which it sends nothing to
         self._membership.observe(now, self._messenger.link_state(), is_taken_in)
         if now - self._joined_at >= JOIN_S:
             self._joined_at = now
@@ -221,7 +236,7 @@ def _end_wedged(age_s: float) -> None:
 
 
 def _drain_on_signal(waker: Waker) -> list[int]:
-    """The first SIGTERM or SIGINT asks for a drain, a second one ends the process. Returns the signals so far."""
+    """The first signal of `stop_signals` asks for a drain, a second one ends the process. Returns the signals so far."""
     asked: list[int] = []
 
     def on_signal(number: int, frame: object) -> None:
@@ -230,8 +245,8 @@ def _drain_on_signal(waker: Waker) -> list[int]:
         asked.append(number)
         waker.wake()
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    for number in stop_signals():
+        signal.signal(number, on_signal)
     return asked
 
 

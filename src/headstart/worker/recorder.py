@@ -11,9 +11,10 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 from headstart.core.clock import Clock
+from headstart.core.messages import Send
 from headstart.gateway.dispatch import Dispatcher, DispatcherApi
 from headstart.gateway.policy import POLICIES, MakePolicy
-from headstart.scheduler.protocol import Drafter, Scheduler, Send
+from headstart.scheduler.protocol import Drafter, Scheduler
 from headstart.transfer.contract import PageDigests, Transport
 from headstart.worker.call_codec import CALLABLE, MethodCodec, codecs_of, encode, summarize
 from headstart.worker.decision_log import DecisionLog, DispatcherSpec, RecordedCall, RecordedFailure

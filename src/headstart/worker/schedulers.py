@@ -9,12 +9,12 @@ from msgspec import Struct
 
 from headstart.core.clock import Clock
 from headstart.core.identity import KVSpec
-from headstart.core.messages import WorkerRef
+from headstart.core.messages import Send, WorkerRef
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode.scheduler import DecodePorts, DecodeScheduler
 from headstart.scheduler.limits import DecodeLimits, PrefillLimits
 from headstart.scheduler.prefill.scheduler import PrefillPorts, PrefillScheduler
-from headstart.scheduler.protocol import Drafter, Scheduler, Send
+from headstart.scheduler.protocol import Drafter, Scheduler
 from headstart.transfer.contract import PageDigests, Transport
 from headstart.worker.no_cache import UncachedScheduler
 

@@ -5,13 +5,13 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeVar
+from typing import BinaryIO, TypeVar
 
 from msgspec import Struct, json
 
 from headstart.config.settings import GatewaySettings, ModelSettings, WorkerSettings
-
-Role = Literal["prefill", "decode"]
+from headstart.core.messages import Role
+from headstart.worker.machine_limits import usable_cores
 
 
 class LogSpec(Struct, frozen=True):
@@ -28,6 +28,7 @@ class WorkerSpec(Struct, frozen=True):
     model: str  # as resolve_model takes it
     settings: WorkerSettings
     num_threads: int = 0  # of its computation; 0: all cores
+    memory_bytes: int = 0  # room for all that share it, before any of them has loaded; 0: it looks itself
     num_sharing: int = 1  # workers whose pools share one memory: this machine's, or their card's
     gpu: str = ""  # the one card it may see, as CUDA_VISIBLE_DEVICES names it; empty: as the environment says
     incarnation: int = 0  # 0: from the clock; a launcher chooses it, so that it can name the exit
@@ -54,9 +55,9 @@ def encode_spec(spec: WorkerSpec | GatewaySpec) -> bytes:
     return json.encode(spec)
 
 
-def read_spec(kind: type[Spec], stream: BinaryIO = sys.stdin.buffer) -> Spec:
-    """Read a spec to the stream's end. Raises ValueError for one of another version."""
-    return json.decode(stream.read(), type=kind)
+def read_spec(kind: type[Spec], stream: BinaryIO | None = None) -> Spec:
+    """Read a spec to the end of `stream`, standard input if None. Raises ValueError for one of another version."""
+    return json.decode((stream or sys.stdin.buffer).read(), type=kind)
 
 
 def served_name(model: str, settings: ModelSettings) -> str:
@@ -88,6 +89,6 @@ def thread_environment(num_threads: int) -> dict[str, str]:
 
     Spinning threads of two processes on two cores slow each other down by two orders of magnitude.
     """
-    count = str(num_threads or os.cpu_count() or 1)
+    count = str(num_threads or usable_cores())
     quiet = {"NIXL_LOG_LEVEL": os.environ.get("NIXL_LOG_LEVEL", "WARN")}
     return {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **quiet}

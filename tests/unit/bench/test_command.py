@@ -148,6 +148,20 @@ def test_a_server_that_cannot_flush_is_measured_and_said_so(tmp_path):
     assert not any(row["flushed"] for row in json.loads((tmp_path / "r.json").read_text())["runs"])
 
 
+def test_a_model_that_is_not_served_is_named_before_anything_is_sent(capsys):
+    with serving() as (server, url):
+        assert run(Options(target=TargetOptions(base_url=url, model="gpt-4"))) == 1
+    assert capsys.readouterr().err == f"headstart bench: {url} serves no model 'gpt-4'; it serves m\n"
+    assert not server.seen
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
+def test_the_address_may_be_the_one_that_clients_of_the_api_are_given(ending, tmp_path):
+    with serving() as (server, url):
+        assert run(small(url + ending, tmp_path)) == 0
+    assert {path for path, _ in server.seen} == {"/v1/completions", "/flush_cache"}
+
+
 def test_no_server_is_a_message(capsys):
     assert run(Options(target=TargetOptions(base_url="http://127.0.0.1:9"))) == 1
     assert "does not name a model" in capsys.readouterr().err

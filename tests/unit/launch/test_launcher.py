@@ -23,6 +23,7 @@ from headstart.wire.channels import TO_WORKER
 from headstart.wire.sockets import Dealer, Wiring
 from headstart.launch.child import Child
 from headstart.launch.launcher import Launcher, LauncherPorts
+from headstart.launch.loading_watch import LoadingWatch
 from headstart.worker.wake import Waker
 address, script, log = sys.argv[1:4]
 def child(name, role):
@@ -30,8 +31,9 @@ def child(name, role):
     return Child(name, role, lambda incarnation: ([*argv, str(incarnation)], b""))
 control = Dealer.connect(Wiring(zmq.Context()), address, "launcher", TO_WORKER)
 children = [child("gateway", "gateway"), child("decode-0", "decode"), child("prefill-0", "prefill")]
-ports = LauncherPorts(control, lambda: True, Waker.open())
-sys.exit(Launcher(children, ports, 50.0, lambda: print("ready", flush=True)).run())
+joined = lambda: [child.ref for child in children]
+ports = LauncherPorts(control, joined, Waker.open(), lambda: 0, LoadingWatch(lambda pid: None))
+sys.exit(Launcher(children, ports, 50.0, lambda: print("ready", flush=True), lambda text: None).run())
 """
 CHILD = """
 import os, signal, sys, time

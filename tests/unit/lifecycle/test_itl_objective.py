@@ -40,7 +40,7 @@ def test_a_long_prompt_beside_a_stream_takes_as_much_of_each_step_as_the_bound_l
     teaching = submit(cluster, prompt(3000, first=1), 2)  # the first chunks tell what chunks cost
     cluster.run_for(2.0)
     since = cluster.clock.now()
-    long = submit(cluster, prompt(4000, first=2), 4)
+    long = submit(cluster, prompt(7000, first=2), 4)
     cluster.run_until(lambda: all(handle.is_done for handle in (stream, teaching, long)))
     assert_right(stream, teaching, long)
     assert long.first_token_at is not None

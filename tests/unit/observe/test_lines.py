@@ -51,6 +51,19 @@ def test_an_idle_worker_says_nothing_after_its_last_word(caplog: pytest.LogCaptu
     assert len(lines(caplog)) == 2
 
 
+def test_a_long_line_is_its_event_and_one_fact_a_line() -> None:
+    facts = {f"fact_{number}": "x" * 20 for number in range(6)}
+    first, *rest = KeyValueFormatter("decode-0").format(record("loaded", **facts)).splitlines()
+    assert first.endswith("decode-0 loaded")
+    assert rest == [f"    fact_{number}={'x' * 20}" for number in range(6)]
+
+
+def test_incarnations_are_short_for_people_and_whole_in_json() -> None:
+    event = record("worker joined", worker="decode-0#1764385176123456789", replaces="decode-0#2")
+    assert KeyValueFormatter("gateway").format(event).endswith("worker=decode-0#456789 replaces=decode-0#2")
+    assert json.loads(JsonFormatter("gateway").format(event))["worker"] == "decode-0#1764385176123456789"
+
+
 def test_a_mismatch_is_logged_once_and_again_if_it_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     log = MismatchLog()
     text = "prefill-0 (here) and decode-0 (there) exchange no KV: page_size differs: 16 here, 32 there"

@@ -430,10 +430,10 @@ def test_without_proof_a_minute_after_the_kill_was_asked_for_the_worker_gives_up
     rig.advance(5.0)
     assert len(rig.said(KillRequest)) == 1
     rig.advance(59.0)
-    assert not rig.scheduler.load().gives_up
+    assert not rig.scheduler.load().must_restart
     assert rig.scheduler.load().overdue_pages == 11
     rig.advance(1.5)
-    assert rig.scheduler.load().gives_up
+    assert rig.scheduler.load().must_restart
     late = rig.submit("b", range(500, 543), 1)
     assert rig.failed(late) is ErrorCode.UNAVAILABLE
 
@@ -444,7 +444,7 @@ def test_proof_before_the_minute_is_over_keeps_the_worker():
     rig.advance(60.0)
     rig.tell(WorkerExited(P0, -9))
     rig.advance(60.0)
-    assert not rig.scheduler.load().gives_up
+    assert not rig.scheduler.load().must_restart
     assert rig.is_clean()
 
 

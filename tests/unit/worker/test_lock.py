@@ -95,7 +95,7 @@ def test_a_link_in_the_place_of_a_lock_file_is_not_followed(tmp_path: Path) -> N
     precious.write_text("content")
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks" / "decode-0.lock").symlink_to(precious)
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(ConfigError, match="symbolic links"):
         NameLock.acquire(tmp_path / "locks", "decode-0")
     assert precious.read_text() == "content"
 
@@ -106,3 +106,9 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path / "locks", 12345, -1)
     with pytest.raises(ConfigError, match="another user"):
         NameLock.acquire(tmp_path / "locks", "decode-0")
+
+
+def test_a_place_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ConfigError, match=r"cannot keep a lock in .*/file/8001: .*;.* HEADSTART_RUNTIME"):
+        NameLock.acquire(tmp_path / "file" / "8001", "decode-0")

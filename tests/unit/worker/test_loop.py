@@ -222,15 +222,15 @@ def run_once(loop: WorkerLoop, world: World) -> None:
 
 
 def test_a_scheduler_that_gives_up_is_drained_without_waiting_for_pages_that_never_come_back() -> None:
-    world = World(state=WorkerLoad(num_running=1, inflight_pages=5, gives_up=True))
+    world = World(state=WorkerLoad(num_running=1, inflight_pages=5, must_restart=True))
     loop = loop_over(world)
 
     def ask() -> bool:
         if len(world.slept) == 2:
-            world.state = WorkerLoad(inflight_pages=5, gives_up=True)
+            world.state = WorkerLoad(inflight_pages=5, must_restart=True)
         return False
 
     assert loop.run(ask, drain_timeout_s=30.0)
-    assert loop.gave_up
+    assert loop.must_restart
     assert world.log.count(f"handle {Drain.__name__} from gateway") == 1
     assert len(world.slept) == 2

@@ -5,6 +5,7 @@ import asyncio
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
+from headstart.core.messages import Role
 from headstart.gateway.api.body_reader import Received
 from headstart.gateway.api.errors import ApiError, invalid, json_response
 from headstart.gateway.api.generate import check_model
@@ -34,7 +35,7 @@ def models(state: GatewayState) -> ModelList:
 
 def health(state: GatewayState) -> Response:
     """200 while this process runs and some decode worker has not gone silent. Costs no slot anywhere."""
-    present = any(record.may_return for record in state.dispatcher.registry.of_role("decode"))
+    present = any(record.may_return for record in state.dispatcher.registry.of_role(Role.DECODE))
     return json_response(HealthReport("ok" if present else "no decode worker"), 200 if present else 503)
 
 

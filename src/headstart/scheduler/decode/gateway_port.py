@@ -14,14 +14,13 @@ from headstart.core.batch import Sampled
 from headstart.core.clock import Clock
 from headstart.core.errors import ErrorCode, InvariantError
 from headstart.core.layout import pages_for
-from headstart.core.messages import Accepted, Failed, Finished, Message, Rejected, Submit, TokenDelta, Tokens
+from headstart.core.messages import Accepted, Failed, Finished, Message, Rejected, Send, Submit, TokenDelta, Tokens
 from headstart.core.request import ChoiceRef, Request
 from headstart.core.sequence import Sequence
 from headstart.kv.cache import PrefixCache
 from headstart.scheduler.decode.metrics import ChoiceMetrics
 from headstart.scheduler.decode.states import Choice, Outcome, Stop
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.protocol import Send
 
 MAX_ENDED = 4096
 LOGPROB_FLOOR = -9999.0

@@ -21,6 +21,7 @@ from headstart.core.messages import (
     Prefill,
     PrefillDone,
     PrefillFailed,
+    Send,
     TicketClosed,
     TicketRef,
     WorkerRef,
@@ -29,7 +30,6 @@ from headstart.kv.cache import PageLease
 from headstart.scheduler.decode.prefill_workers import LATER, Local, Placement, PrefillPeer
 from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.states import Abort, Choice, PrefillFault, Preparing, Waiting
-from headstart.scheduler.protocol import Send
 from headstart.scheduler.tickets import Phase, Repeat, Ticket, TicketTable
 
 MAX_DEATHS = 2

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-from headstart.core.messages import Hello, PeerState, Refused, Welcome, WorkerRef
+from headstart.core.messages import Hello, PeerState, Refused, Send, Welcome, WorkerRef, WorkerState
 from headstart.scheduler.decode.states import Choice
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.protocol import Send
 from headstart.scheduler.tickets import TicketTable
 
 HELLO_REPEAT_S = 0.5
@@ -25,8 +24,6 @@ GREETING_PATIENCE_S = 1.0
 SUSPECT_PATIENCE_S = 2.0
 """A worker that answers no Hello, or is silent, is waited for this long. Then it is as if there were none."""
 BACKOFF_S = 0.1
-
-ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
 
 
 class Handshake(Enum):
@@ -38,7 +35,7 @@ class Handshake(Enum):
 @dataclass(slots=True, eq=False)
 class PrefillPeer:
     peer: PeerState  # as first listed
-    state: str
+    state: WorkerState
     state_since: float
     greeted_at: float
     next_hello: float
@@ -84,8 +81,8 @@ class PrefillWorkers:
         self._listed, self._is_settled = peers, False
         listed = {peer.worker.name: peer for peer in peers}
         for name, known in self._peers.items():
-            if name not in listed and known.state != DEAD:
-                known.state = DEAD
+            if name not in listed and known.state != WorkerState.DEAD:
+                known.state = WorkerState.DEAD
                 lost.append(known.worker)
         for peer in listed.values():
             former = self._peers.get(peer.worker.name)
@@ -102,9 +99,13 @@ class PrefillWorkers:
                 if former is not None and former.worker not in ended:
                     lost.append(former.worker)
                 continue
-            if peer.state == DEAD and former.state != DEAD:
+            if peer.state == WorkerState.DEAD and former.state != WorkerState.DEAD:
                 lost.append(former.worker)
-            elif peer.state != DEAD and former.state == DEAD and former.handshake is not Handshake.REFUSED:
+            elif (
+                peer.state != WorkerState.DEAD
+                and former.state == WorkerState.DEAD
+                and former.handshake is not Handshake.REFUSED
+            ):
                 former.handshake, former.greeted_at, former.next_hello = Handshake.GREETING, now, now
             if former.state != peer.state:
                 former.state, former.state_since = peer.state, now
@@ -119,14 +120,14 @@ class PrefillWorkers:
     def on_exited(self, worker: WorkerRef) -> None:
         self._unproven = [former for former in self._unproven if former.worker != worker]
         if (peer := self._to_change(worker)) is not None:
-            peer.state = DEAD
+            peer.state = WorkerState.DEAD
             self._listed = None
 
     def on_disconnected(self, name: str) -> WorkerRef | None:
         """The transport to this peer is closed: dead for requests until membership says otherwise."""
         for peer in self._peers.values():
             if str(peer.worker) == name:
-                peer.state = DEAD
+                peer.state = WorkerState.DEAD
                 self._listed, self._is_settled = None, False
                 return peer.worker
         return None
@@ -152,7 +153,11 @@ class PrefillWorkers:
 
     def mismatches(self) -> tuple[str, ...]:
         """What each live prefill worker that refused us and this worker disagree on."""
-        refused = [peer for peer in self._peers.values() if peer.handshake is Handshake.REFUSED and peer.state != DEAD]
+        refused = [
+            peer
+            for peer in self._peers.values()
+            if peer.handshake is Handshake.REFUSED and peer.state != WorkerState.DEAD
+        ]
         return tuple(self._mismatches[peer.worker] for peer in refused if peer.worker in self._mismatches)
 
     def on_mismatch(self, worker: WorkerRef) -> None:
@@ -177,7 +182,7 @@ class PrefillWorkers:
             return False
         times: list[float] = []
         for peer in self._peers.values():
-            if peer.handshake is Handshake.GREETING and peer.state != DEAD:
+            if peer.handshake is Handshake.GREETING and peer.state != WorkerState.DEAD:
                 if now >= peer.next_hello:
                     self._send(str(peer.worker), self._hello)
                     peer.next_hello = now + HELLO_REPEAT_S
@@ -200,7 +205,7 @@ class PrefillWorkers:
         first. `usage(worker)` is (tickets open there, their prompt tokens)."""
 
         def can_take(peer: PrefillPeer) -> bool:
-            if peer.state != ALIVE or peer.handshake is not Handshake.WELCOME or now < peer.busy_until:
+            if peer.state != WorkerState.ALIVE or peer.handshake is not Handshake.WELCOME or now < peer.busy_until:
                 return False
             num_tickets, tokens = usage(peer.worker)
             return num_tickets == 0 or tokens + num_tokens <= peer.credit_tokens
@@ -217,9 +222,9 @@ class PrefillWorkers:
 
     def _may_serve(self, peer: PrefillPeer, num_tokens: int, excluded: Collection[WorkerRef], now: float) -> bool:
         """Whether waiting for `peer` makes sense."""
-        if peer.state == DEAD or peer.worker in excluded:
+        if peer.state == WorkerState.DEAD or peer.worker in excluded:
             return False
-        if peer.state == SUSPECT and now >= peer.state_since + SUSPECT_PATIENCE_S:
+        if peer.state == WorkerState.SUSPECT and now >= peer.state_since + SUSPECT_PATIENCE_S:
             return False
         if peer.handshake is Handshake.GREETING:
             return now < peer.greeted_at + GREETING_PATIENCE_S

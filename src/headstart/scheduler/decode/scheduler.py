@@ -28,6 +28,7 @@ from headstart.core.messages import (
     PrefillFailed,
     Refused,
     Rejected,
+    Send,
     Submit,
     TicketClosed,
     Welcome,
@@ -50,7 +51,7 @@ from headstart.scheduler.decode.queues import DecodeQueues
 from headstart.scheduler.decode.states import Abort, Choice, Preparing, ScheduledRow, Waiting, find_stop
 from headstart.scheduler.decode.step_time import ItlControl
 from headstart.scheduler.limits import DecodeLimits
-from headstart.scheduler.protocol import Drafter, Send
+from headstart.scheduler.protocol import Drafter
 from headstart.scheduler.tickets import Ticket, TicketTable
 from headstart.transfer.contract import Notice, PageDigests, PeerLost, TransferEvent
 
@@ -394,7 +395,7 @@ class DecodeScheduler:
             free_pages=counts.free,
             counters={name: float(value) for name, value in self._counters.items()},
             overdue_pages=self._tickets.num_overdue(),
-            gives_up=self._must_restart,
+            must_restart=self._must_restart,
             mismatches=self._workers.mismatches(),
         )
 

@@ -30,6 +30,7 @@ from headstart.core.messages import (
     Prefill,
     PrefillDone,
     PrefillFailed,
+    Send,
     WorkerExited,
     WorkerLoad,
     WorkerRef,
@@ -40,7 +41,6 @@ from headstart.scheduler.prefill.decode_workers import DecodeWorkers
 from headstart.scheduler.prefill.queue import NumLeft, PrefillQueue, split_token_budget
 from headstart.scheduler.prefill.states import Call, Chunk, InflightChunks, Run
 from headstart.scheduler.prefill.validation import fault_in
-from headstart.scheduler.protocol import Send
 from headstart.scheduler.sender import Sender, SenderPorts, Target, push_to
 from headstart.scheduler.stuck_peers import StuckPeers
 from headstart.transfer.contract import Completed, PageDigests, PeerLost, TransferEvent, Transport, WriteFailed
