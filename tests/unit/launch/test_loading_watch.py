@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from tests.unit.steady import PATIENCE_S
+from tests.support.steady import PATIENCE_S
 
 from headstart.core.messages import WorkerRef
 from headstart.launch.loading_watch import FROZEN_AFTER_S, LoadingWatch, Work, work_of
