@@ -1,6 +1,7 @@
 """One name means one thing: public classes and modules can be told apart by their names alone."""
 
 import ast
+import re
 from collections import defaultdict
 from itertools import combinations, takewhile
 from pathlib import Path
@@ -59,3 +60,22 @@ def test_forms_of_one_word_are_recognised():
     assert not differ_by_a_suffix("limits", "machine_limits")
     assert not differ_by_a_suffix("request_log", "request_metrics")
     assert not differ_by_a_suffix("triton_decode", "triton_extend")
+
+
+DOCUMENT = SOURCE.parents[1] / "docs" / "architecture.md"
+
+
+def test_the_walk_of_a_request_names_functions_that_exist():
+    named = re.findall(r"`([\w/]+\.py): (\w+)`", DOCUMENT.read_text())
+    assert len(named) >= 9
+    for file, function in named:
+        tree = ast.parse((SOURCE / file).read_text())
+        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        assert function in names, f"{file} has no {function}"
+
+
+def test_the_words_of_our_own_are_few():
+    section = DOCUMENT.read_text().split("## Words of our own")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", section, re.MULTILINE)
+    words = [word for row in rows if row != "word" and "---" not in row for word in row.split(", ")]
+    assert 10 < len(words) <= 25
