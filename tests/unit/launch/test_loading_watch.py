@@ -7,10 +7,10 @@ import sys
 import time
 
 import pytest
-from tests.support.steady import PATIENCE_S
 
 from headstart.core.messages import WorkerRef
 from headstart.launch.loading_watch import FROZEN_AFTER_S, LoadingWatch, Work, work_of
+from tests.support.steady import PATIENCE_S
 
 REF = WorkerRef("decode-0", 1)
 
