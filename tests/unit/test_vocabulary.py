@@ -1,6 +1,7 @@
 """One name means one thing: public classes and modules can be told apart by their names alone."""
 
 import ast
+import re
 from collections import defaultdict
 from itertools import combinations, takewhile
 from pathlib import Path
@@ -59,3 +60,34 @@ def test_forms_of_one_word_are_recognised():
     assert not differ_by_a_suffix("limits", "machine_limits")
     assert not differ_by_a_suffix("request_log", "request_metrics")
     assert not differ_by_a_suffix("triton_decode", "triton_extend")
+
+
+DOCUMENT = SOURCE.parents[1] / "docs" / "architecture.md"
+
+
+def is_defined(file: Path, path: str) -> bool:
+    """Whether the file defines `path`: a function, a class or Class.method."""
+    body: list[ast.stmt] = ast.parse(file.read_text()).body
+    for name in path.split("."):
+        named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        found = [node for node in body if isinstance(node, named) and node.name == name]
+        if not found:
+            return False
+        body = found[0].body
+    return True
+
+
+def test_each_of_the_seven_steps_of_a_request_names_functions_that_exist():
+    walk = DOCUMENT.read_text().split("\n## A request\n")[1].split("\n## ")[0]
+    named = [
+        re.findall(r"`([\w/]+\.py):\s+([\w.]+)`", step) for step in re.split(r"^\d\. ", walk, flags=re.MULTILINE)[1:]
+    ]
+    assert len(named) == 7 and all(named)
+    assert not [f"{file}: {path}" for step in named for file, path in step if not is_defined(SOURCE / file, path)]
+
+
+def test_the_words_of_our_own_are_few():
+    section = DOCUMENT.read_text().split("## Words of our own")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", section, re.MULTILINE)
+    words = [word for row in rows if row != "word" and "---" not in row for word in row.split(", ")]
+    assert 10 < len(words) <= 25
