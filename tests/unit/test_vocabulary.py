@@ -82,7 +82,8 @@ def test_each_of_the_seven_steps_of_a_request_names_functions_that_exist():
     named = [
         re.findall(r"`([\w/]+\.py):\s+([\w.]+)`", step) for step in re.split(r"^\d\. ", walk, flags=re.MULTILINE)[1:]
     ]
-    assert len(named) == 7 and all(named)
+    assert len(named) == 7
+    assert all(named)
     assert not [f"{file}: {path}" for step in named for file, path in step if not is_defined(SOURCE / file, path)]
 
 
