@@ -65,13 +65,26 @@ def test_forms_of_one_word_are_recognised():
 DOCUMENT = SOURCE.parents[1] / "docs" / "architecture.md"
 
 
-def test_the_walk_of_a_request_names_functions_that_exist():
-    named = re.findall(r"`([\w/]+\.py): (\w+)`", DOCUMENT.read_text())
-    assert len(named) >= 9
-    for file, function in named:
-        tree = ast.parse((SOURCE / file).read_text())
-        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-        assert function in names, f"{file} has no {function}"
+def is_defined(file: Path, path: str) -> bool:
+    """Whether the file defines `path`: a function, a class or Class.method."""
+    body: list[ast.stmt] = ast.parse(file.read_text()).body
+    for name in path.split("."):
+        named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        found = [node for node in body if isinstance(node, named) and node.name == name]
+        if not found:
+            return False
+        body = found[0].body
+    return True
+
+
+def test_each_of_the_seven_steps_of_a_request_names_functions_that_exist():
+    walk = DOCUMENT.read_text().split("\n## A request\n")[1].split("\n## ")[0]
+    named = [
+        re.findall(r"`([\w/]+\.py):\s+([\w.]+)`", step) for step in re.split(r"^\d\. ", walk, flags=re.MULTILINE)[1:]
+    ]
+    assert len(named) == 7
+    assert all(named)
+    assert not [f"{file}: {path}" for step in named for file, path in step if not is_defined(SOURCE / file, path)]
 
 
 def test_the_words_of_our_own_are_few():

@@ -32,7 +32,7 @@ class TokenTape:
         self._each_id = array("i", ids.tobytes())  # one is read off faster here than there
 
     def read(self, request: Request, first: int, count: int) -> Int32Array:
-        """Outputs [first, first + count) where no id is banned. Satisfies `sim.fast_forward.Draw`."""
+        """Outputs [first, first + count) where no id is banned. Satisfies `sim.fast_forward.DrawTokens`."""
         start = self._place(request.sampling.seed, request.ref.choice, first)
         if count > TAPE_LEN:
             return np.resize(self._ids[start : start + TAPE_LEN], count)

@@ -26,8 +26,8 @@ from headstart.config.settings import refuse_conflicts
 from headstart.core.clock import Clock, MonotonicClock
 from headstart.core.errors import WorkerError
 from headstart.core.messages import Join, Leave, Role, WorkerLoad, WorkerRef
-from headstart.model.refusals import refuse_unservable
 from headstart.model.errors import ModelRefused
+from headstart.model.refusals import refuse_unservable
 from headstart.model.source import resolve_model
 from headstart.observe.decode_line import LoadLine
 from headstart.observe.logs import set_up_logging
