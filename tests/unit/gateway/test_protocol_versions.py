@@ -5,8 +5,7 @@ from msgspec import structs
 
 from headstart.core.identity import PROTOCOL_VERSION
 from headstart.core.messages import Join, Role, WorkerRef
-
-from .world import HERE, SPEC, World
+from tests.support.dispatchers import HERE, SPEC, World
 
 
 @pytest.mark.parametrize("role", Role)

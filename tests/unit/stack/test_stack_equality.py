@@ -168,7 +168,7 @@ def test_sixteen_prompts_of_all_lengths_at_once(pair: Engines, reference: PreTra
 @pytest.mark.behaviour("A6")
 def test_kv_that_is_damaged_on_its_way_is_fetched_again(pair: Engines, reference: PreTrainedModel) -> None:
     world = start(pair)
-    world.judge = lambda posted: Fault(flips=posted.index == 0, late_page_s=0.1 if posted.index == 3 else None)
+    world.injector = lambda posted: Fault(flips=posted.index == 0, late_page_s=0.1 if posted.index == 3 else None)
     answers = [world.ask(prompt(90 + i, 150), num_tokens=NUM_TOKENS)[0] for i in range(2)]
     check(world, answers, reference)
     assert world.counters()["digest_mismatches"] == 2
@@ -294,7 +294,7 @@ def test_what_the_decode_worker_forgot_comes_from_the_cache_of_prefill(
 @pytest.mark.behaviour("62")
 def test_a_write_that_fails_half_way_changes_no_answer(pair: Engines, reference: PreTrainedModel) -> None:
     world = start(pair)
-    world.judge = lambda posted: Fault(fails=posted.index == 1)
+    world.injector = lambda posted: Fault(fails=posted.index == 1)
     answers = world.ask(prompt(120, 200), prompt(121, 170), num_tokens=NUM_TOKENS)
     check(world, answers, reference)
     assert world.counters()["prefill_retries"] == 1
@@ -329,7 +329,7 @@ def test_random_traffic_in_a_small_pool_with_failing_writes(
         num_reserved=0,
         decode_tokens=draw.choice([576, 640, 768]),
     )
-    world.judge = lambda posted: Fault(fails=draw.random() < 0.05, num_notices=draw.choice([1] * 20 + [0, 2]))
+    world.injector = lambda posted: Fault(fails=draw.random() < 0.05, num_notices=draw.choice([1] * 20 + [0, 2]))
     common = prompt(200 + seed, 130)
     answers: list[Answer] = []
     for i in range(12):
