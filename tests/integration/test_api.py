@@ -112,6 +112,7 @@ def test_an_unknown_model_is_a_404_in_openais_shape(demo: Cluster) -> None:
 def test_health_ready_metrics_and_cluster_answer(demo: Cluster) -> None:
     assert demo.http.get("/health").status_code == 200
     assert demo.http.get("/ready").json() == {"ready": True}
+    demo.complete("Hello", 2)
     metrics = demo.http.get("/metrics").text
     assert re.search(r'headstart_worker_up\{role="decode",worker="decode-0"\} 1\.0', metrics)
     assert re.search(r"^headstart_output_tokens_total [1-9]", metrics, re.MULTILINE)

@@ -105,9 +105,10 @@ def test_an_interrupted_measurement_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         bench = subprocess.Popen([*HEADSTART, "bench", "--base-url", url], stderr=subprocess.PIPE, text=True)
-        silent.accept()  # it waits for an answer now
-        bench.send_signal(signal.SIGINT)
-        _, said = bench.communicate(timeout=60)
+        connection, _ = silent.accept()  # it waits for an answer now
+        with connection:
+            bench.send_signal(signal.SIGINT)
+            _, said = bench.communicate(timeout=60)
     assert (bench.returncode, said) == (128 + signal.SIGINT, "headstart: interrupted\n")
 
 
