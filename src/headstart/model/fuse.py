@@ -134,7 +134,7 @@ def _fused_mlp(module: Any) -> nn.Module | None:
         return None
     if type(module.act_fn) is not type(ACT2FN["silu"]) or not runs_code_of(module, (LlamaMLP,)):
         return None
-    return FusedMLP(_merged(parts[:2]), parts[2])
+    return FusedMLP(merged_linear(parts[:2]), parts[2])
 
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -153,7 +153,7 @@ def _fused_attention(module: Any) -> nn.Module | None:
         return None
     if not module.is_causal or not runs_code_of(module, known, _ROTARY):
         return None
-    return FusedAttention(_merged(parts[:3]), module)
+    return FusedAttention(merged_linear(parts[:3]), module)
 
 
 def _window(module: Any) -> int | None:
@@ -163,7 +163,7 @@ def _window(module: Any) -> int | None:
     return getattr(getattr(module, "config", None), "sliding_window", None)
 
 
-def _merged(parts: list[Any]) -> nn.Linear:
+def merged_linear(parts: list[Any]) -> nn.Linear:
     """One linear layer whose outputs are those of `parts`, one after another."""
     first = parts[0]
     with torch.device("meta"):

@@ -17,6 +17,7 @@ from torch import nn
 from headstart.attention.packed import PackedAttention, PackedHeads
 from headstart.core.errors import WorkerError
 from headstart.model.attention_hook import STEP_KEYWORD
+from headstart.model.fuse import merged_linear
 from headstart.model.gpu_ops import add_rms_norm, rms_norm, silu_mul
 
 _PREFIXES = {
@@ -207,17 +208,6 @@ def _is_norm(norm: Any, prefix: str) -> bool:
         and [name for name, _ in norm.named_parameters()] == ["weight"]
         and norm.weight.dim() == 1
     )
-
-
-def merged_linear(parts: list[Any]) -> nn.Linear:
-    """One linear layer whose outputs are those of `parts`, one after another."""
-    first = parts[0]
-    with torch.device("meta"):
-        merged = nn.Linear(first.in_features, sum(part.out_features for part in parts), first.bias is not None)
-    merged.weight = nn.Parameter(torch.cat([part.weight for part in parts]), requires_grad=False)
-    if first.bias is not None:
-        merged.bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
-    return merged
 
 
 class _Probe:
